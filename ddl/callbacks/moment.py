@@ -138,7 +138,7 @@ class Moment:
         """
         self.trainer = trainer
         self.step = trainer.step
-        self.epoch = trainer.step / trainer.steps_per_epoch
+        self.epoch = trainer.epoch_at(trainer.step)
         self.write = write
         self.is_chief = Workers(trainer.strategy).is_chief
         self.checkpoint = checkpoint

@@ -8,9 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.checking.configurations import UPDATES
-from ddl.data import IndexedSource
-from ddl.data.arrays import is_in_memory, with_rows_of
 from ddl.data.source import Source
+from ddl.data.stream import Stream
 from ddl.training import assembly
 
 
@@ -29,32 +28,35 @@ def examples_for(length: int, batch: int) -> int:
     return min(length, full * batch + rest)
 
 
-class _FirstExamples(IndexedSource):
-    """The first examples of a source with random access."""
+class _FirstItems:
+    """The first items of a source, with floats in float64."""
 
-    def __init__(self, source: IndexedSource, length: int):
+    def __init__(self, source: Source, length: int):
         self._source, self._length = source, length
 
     def __len__(self) -> int:
         return self._length
 
-    @property
-    def element_spec(self) -> dict[str, tf.TensorSpec]:
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        return {name: column[0] for name, column in self.rows(np.array([index])).items()}
+
+    def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         return {
-            name: tf.TensorSpec(spec.shape, tf.float64 if _widens(name, spec.dtype) else spec.dtype)
-            for name, spec in self._source.element_spec.items()
+            name: column.astype(np.float64) if _widens(name, column.dtype) else column
+            for name, column in self._source.rows(indices).items()
         }
 
-    @tf.autograph.experimental.do_not_convert
-    def gather(self, indices: tf.Tensor) -> dict[str, tf.Tensor]:
-        features = self._source.gather(indices)
+    def decode(self, item: dict[str, tf.Tensor], seed: tf.Tensor) -> dict[str, tf.Tensor]:
+        given = {
+            name: tf.cast(item[name], spec.dtype) for name, spec in self._source.row_spec.items()
+        }
         return {
-            name: tf.cast(value, tf.float64) if _widens(name, value.dtype) else value
-            for name, value in features.items()
+            name: tf.cast(value, tf.float64) if _widens(name, value.dtype.as_numpy_dtype) else value
+            for name, value in self._source.decoded(given, seed).items()
         }
 
 
-def shortened(source: Source, batch: int, notes: list[str]) -> Source:
+def shortened(source: Source | Stream, batch: int, notes: list[str]) -> Source | Stream:
     """Returns the first examples of a source, with floats in float64.
 
     Args:
@@ -62,23 +64,16 @@ def shortened(source: Source, batch: int, notes: list[str]) -> Source:
       batch: The global batch size.
       notes: Gets a line if the source cannot be cut.
     """
-    count = source.examples_per_epoch(batch)
-    length = examples_for(count, batch)
-    if is_in_memory(source):
-        return with_rows_of(
-            {
-                name: values[:length].astype(np.float64)
-                if values.dtype.kind == "f" and name != "weight"
-                else values[:length]
-                for name, values in source.features.items()
-            }
-        )
-    if isinstance(source, IndexedSource):
-        return _FirstExamples(source, length)
-    if source.steps_per_epoch(batch) > UPDATES or count % batch == 0:
+    if isinstance(source, Source):
+        items = _FirstItems(source, examples_for(len(source), batch))
+        if source.arrays is not None:
+            return Source(items.rows(np.arange(len(items))))
+        return Source(items, None if source.decode is None else items.decode)
+    count = source.num_examples
+    if count is None or count > UPDATES * batch or count % batch == 0:
         notes.append(
-            f"No batch with padding was checked: {type(source).__name__} reads in sequence and "
-            "cannot be cut. Check with a ddl.data.ArraySource of a few examples."
+            "No batch with padding was checked: a stream is read in sequence and cannot be cut. "
+            "Check with arrays of a few examples."
         )
     return source
 
@@ -92,7 +87,7 @@ def small_data(notes: list[str]) -> Iterator[None]:
     """
     pipeline = assembly.BatchPipeline
 
-    def of_first_examples(source: Source, global_batch_size: int, **options: Any) -> Any:
+    def of_first_examples(source: Source | Stream, global_batch_size: int, **options: Any) -> Any:
         short = shortened(source, global_batch_size, notes)
         return pipeline(short, global_batch_size, **options)
 
@@ -103,6 +98,6 @@ def small_data(notes: list[str]) -> Iterator[None]:
         assembly.BatchPipeline = pipeline  # type: ignore[misc]
 
 
-def _widens(name: str, dtype: tf.DType) -> bool:
+def _widens(name: str, dtype: Any) -> bool:
     """Returns whether a feature becomes float64; "weight" stays float32 in ddl."""
-    return dtype.is_floating and name != "weight"
+    return np.dtype(dtype).kind == "f" and name != "weight"

@@ -12,7 +12,6 @@ from ddl.checkpoints.comparison import compare, object_graph, parts_of, some, vi
 from ddl.checkpoints.contents import BESIDE_ATTRIBUTES, saved_variables
 from ddl.checkpoints.directory import Metadata, OfSources, SavedCheckpoint, first_line, readable
 from ddl.checkpoints.replica_statistics import ReplicaStatistics
-from ddl.data.source import with_sources_read
 from ddl.devices.replicas import is_on_server, replica_devices
 from ddl.distribution.traits import name_of
 from ddl.errors import ModelDirectoryError
@@ -43,8 +42,8 @@ def position_in_data(trainer: Trainer) -> dict[str, OfSources]:
 
 def packing_of(trainer: Trainer) -> int | None:
     """Returns the digest of the packed rows of the training data; None if there are none."""
-    sources = [each for one in trainer.pipelines.values() for each in with_sources_read(one.source)]
-    digests = [each.packing_digest for each in sources if each.packing_digest is not None]
+    items = [getattr(one.source, "items", None) for one in trainer.pipelines.values()]
+    digests = [each.digest for each in items if getattr(each, "digest", None) is not None]
     return zlib.crc32(repr(digests).encode()) if digests else None
 
 

@@ -1,9 +1,9 @@
-"""Checks of evaluation data against training data, and of values while a graph runs."""
+"""Checks of evaluation data against training data, and errors of data that are being read."""
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Any
 
 import tensorflow as tf
 from absl import logging
@@ -11,22 +11,11 @@ from absl import logging
 from ddl.errors import DataError
 from ddl.user_code import place_of
 
-
-class _Read(Protocol):
-    """Methods that a source may have for errors."""
-
-    def damaged(self) -> str | None: ...
-
-
-# Messages of tf.data.experimental.assert_cardinality.
-_ENDED_EARLY = re.compile(r"expected to contain (\d+) elements but contained only (\d+) elements")
-_ENDED = re.compile(r"expected to contain an infinite number of elements but contained only (\d+)")
-
 # Texts of errors that the data cause: iterators name themselves, and kernels name the refused
-# value. The nodes after the first are those that an error passes through, often an iterator's.
+# value.
 _OF_DATA = re.compile(
-    r"with iterator: Iterator|\{\{node [^}]*Iterator|\[Op:Iterator|"
-    r"Feature '|Received a label value|\bindices\S* = (\] \[)?[^] ]+(\] \[)? is not in \["
+    r"with iterator: Iterator|\{\{node [^}]*Iterator|\[Op:Iterator|IteratorGetNext|"
+    r"Received a label value|\bindices\S* = (\] \[)?[^] ]+(\] \[)? is not in \["
 )
 
 # A token or category that a layer looks up, and the node that does so. An assertion of a layer puts
@@ -36,18 +25,6 @@ _BEYOND_TABLE = re.compile(
     r"\[\[\{\{node ([^}]*)\}\}"
 )
 
-# The scope of the nodes that read examples within a function of a worker.
-READ_ON_WORKER = "read_on_worker"
-
-# Failures of disks and networks, which a restart may not meet again: they are no fault of the data.
-_OF_SYSTEM = re.compile(
-    r"Input/output error|(Connection\w*|BrokenPipe|Timeout)Error\b|\[Errno (5|110|116)\]|"
-    r"Temporary failure in name resolution"
-)
-
-# Nodes that an error of the data passes through, as do errors of other nodes.
-_IN_BATCH = re.compile(rf"Iterator|{READ_ON_WORKER}")
-
 # A node with an error, which may lie in a function that a function of the data calls.
 _NODE = re.compile(r"\[\[\{\{(?:function_node [^}]*\}\}\{\{)?node")
 
@@ -55,10 +32,6 @@ _BEFORE_REASON = re.compile(
     r"^(\(\d+\) [A-Z_]+: *)?(\{\{function_node [^}]*\}\} *)?"
     r"(Error in user-defined function passed to .* with iterator: \S+: *)?"
 )
-
-# tf.debugging.Assert writes its message in this form, with a backslash before each quote, and each
-# piece of it in brackets.
-_ASSERTED = re.compile(r"^assertion failed: \[(.*)\]$")
 
 
 def check_same_features(
@@ -107,7 +80,7 @@ def warn_of_another_kind(name: str, train: tf.DType, other: tf.DType) -> None:
 
 
 def check_same_classes(train: Any, evaluation: Any) -> None:
-    """Checks that the labels of sources that name their classes mean the same.
+    """Checks that the labels of sources whose items name their classes mean the same.
 
     Args:
       train: Source of the training data.
@@ -116,68 +89,35 @@ def check_same_classes(train: Any, evaluation: Any) -> None:
     Raises:
       DataError: If the classes, or their order, differ.
     """
-    ours, theirs = (getattr(source, "classes", None) for source in (train, evaluation))
-    if ours is not None and theirs is not None and ours != theirs:
+    ours, theirs = (
+        getattr(getattr(source, "items", None), "class_names", None)
+        for source in (train, evaluation)
+    )
+    if ours is not None and theirs is not None and list(ours) != list(theirs):
         raise DataError(
             f"The classes of the training data are {', '.join(ours)}, those of the evaluation "
-            f"data {', '.join(theirs)}, so equal labels mean different classes. Pass the same "
-            "list, such as ImageFolder.classes, to both."
+            f"data {', '.join(theirs)}, so equal labels mean different classes. Give both the same "
+            "class folders, or pass the same class_names to both."
         )
 
 
-@tf.autograph.experimental.do_not_convert
-def checked_finite(features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Returns the features with checks for NaN, infinity and negative weights.
-
-    Args:
-      features: Tensors of any shape by name; only floating ones are checked.
-
-    Raises:
-      tf.errors.InvalidArgumentError: When the checks run, eagerly or in a graph, and fail.
-    """
-    finite = {
-        name: tf.debugging.check_numerics(values, f"Feature {name!r} contains NaN or infinity")
-        if values.dtype.is_floating
-        else values
-        for name, values in features.items()
-    }
-    return checked_weight(finite)
-
-
-@tf.autograph.experimental.do_not_convert
-def checked_weight(features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Returns the features with a check that "weight", if present, is finite and ≥ 0.
-
-    Args:
-      features: Tensors by name; "weight" is floating, of any shape.
-
-    Raises:
-      tf.errors.InvalidArgumentError: When the check runs, eagerly or in a graph, and fails.
-    """
-    features = dict(features)
-    if "weight" in features:
-        weight = features["weight"]
-        message = "Feature 'weight' contains a negative, NaN or infinite value"
-        nan = tf.constant(float("nan"), weight.dtype)
-        features["weight"] = tf.debugging.check_numerics(tf.where(weight < 0, nan, weight), message)
-    return features
-
-
 @contextlib.contextmanager
-def data_errors(*sources: _Read) -> Iterator[None]:
+def data_errors(*sources: Any) -> Iterator[None]:
     """Converts TensorFlow's errors about bad data into a short DataError.
 
-    Other errors of TensorFlow pass through: of devices, compilers, collectives and tasks, and those
-    of disks and networks, such as a ConnectionResetError of a function that looks up examples.
+    Other errors of TensorFlow pass through: of devices, compilers, collectives and tasks. So do
+    those of disks and networks, which a restart may not meet again.
 
     Args:
-      *sources: Sources that are read in the `with` block; their damaged examples are looked for,
-        and named in the error.
+      *sources: Sources that are read in the `with` block. The error of a reader is raised in place
+        of TensorFlow's, and an example that cannot be decoded is looked for.
 
     Raises:
       DataError: If reading or processing data fails in the `with` block, or a kernel refuses a
         value of the data.
     """
+    for source in sources:
+        source.error = None
     try:
         yield
     except (
@@ -186,21 +126,17 @@ def data_errors(*sources: _Read) -> Iterator[None]:
         tf.errors.DataLossError,
         tf.errors.NotFoundError,
         tf.errors.OutOfRangeError,
+        tf.errors.FailedPreconditionError,
+        tf.errors.InternalError,
     ) as error:
-        # The reason follows the graph's stack trace and precedes the node name. If the graph called
-        # a Python function that raised a DataError, the message of that error is the reason.
+        for source in sources:
+            if source.error is not None:
+                raise _of_reader(source) from None
         text = str(error.message)
-        own = re.findall(r"ddl\.errors\.DataError: (.*)", text)
-        raised = text.split("Traceback (most recent")[0]
-        if isinstance(error, tf.errors.UnknownError) and not own and _OF_SYSTEM.search(raised):
+        if not _OF_DATA.search(text):
             raise
-        damaged = (
-            [source.damaged() for source in sources] if _IN_BATCH.search(text) and not own else []
-        )
-        if not own and not any(damaged) and not _OF_DATA.search(text):
-            raise
-        reason = own[-1] if own else _NODE.split(text)[0].strip().splitlines()[-1].strip()
-        reason = _unescaped(_BEFORE_REASON.sub("", reason))
+        reason = _NODE.split(text)[0].strip().splitlines()[-1].strip()
+        reason = _BEFORE_REASON.sub("", reason)
         if beyond := _BEYOND_TABLE.search(text):
             value, rows, node = beyond.groups()
             reason += (
@@ -209,34 +145,23 @@ def data_errors(*sources: _Read) -> Iterator[None]:
                 "or correct the data."
             )
         # A Python function of the data, such as a generator, leaves its traceback in the text.
-        place = None if own or "Traceback (most recent" not in text else place_of(error)
-        note = f"\n{place.note}" if place else ""
-        note = "".join(f"\n{each}" for each in damaged if each) + note
-        raise DataError(f"Reading or processing a batch failed: {reason}{note}") from None
-    except tf.errors.FailedPreconditionError as error:
-        if endless := _ENDED.search(str(error.message)):
-            raise DataError(
-                f"Data that are read without end must not end, but ended after "
-                f"{int(endless[1]):,} examples. If a function with the argument start makes the "
-                "data set, repeat it there by dataset.repeat(); else correct what it reads, since "
-                "it has no examples."
-            ) from None
-        ended = _ENDED_EARLY.search(str(error.message))
-        if ended is None:
-            raise
-        wanted, found = (int(number) for number in ended.groups())
+        place = place_of(error) if "Traceback (most recent" in text else None
+        notes = [place.note] if place else []
+        notes += [found for one in sources if (found := one.damaged())] if not beyond else []
         raise DataError(
-            f"The data set must have {wanted:,} examples, got only {found:,}. Set num_examples to "
-            f"{found}, or correct what the data set reads."
+            "\n".join([f"Reading or processing a batch failed: {reason}", *notes])
         ) from None
 
 
-def _unescaped(reason: str) -> str:
-    """Returns the message of an assertion as it was written; others as they are."""
-    asserted = _ASSERTED.match(reason)
-    if asserted is None:
-        return reason
-    return re.sub(r"\\(['\"\\])", r"\1", asserted[1].replace("] [", ""))
+def _of_reader(source: Any) -> Exception:
+    """Returns the error that a reader raised, as it is to be raised again."""
+    error: Exception = source.error
+    if isinstance(error, DataError | OSError | MemoryError):
+        return error
+    return DataError(
+        f"{source.name} could not be read: {type(error).__name__}: {error}. Correct its data or its "
+        "reader."
+    )
 
 
 def _layer(node: str) -> str:

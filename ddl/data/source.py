@@ -1,288 +1,265 @@
-"""Base classes of data sources.
+"""Examples with random access: a length, an index, and one specification of all examples."""
 
-A source has a length and the spec of one example. An example is a dict of features. The optional
-feature "weight", a float [], is the example's weight in losses and metrics.
-"""
-
-import abc
-import os
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from ddl.data.checks import checked_weight
-from ddl.data.order import index_batches, steps_per_epoch
-from ddl.errors import DataError
+from ddl.data.arrays import Arrays
+from ddl.data.features import (
+    ONE_LENGTH,
+    array_of,
+    check_weight_spec,
+    checked_spec,
+    named,
+    tensorflow_dtype,
+)
+from ddl.errors import DataError, check_takes, definition_of
+from ddl.seeds import drawn_by_state
+
+Example = Mapping[str, Any]
+
+_LOOKED_FOR_SECONDS = 60
 
 
-class Source(abc.ABC):
-    """A data set.
+class Source:
+    """Examples with random access, each a dict of features of one shape and dtype.
+
+    `Source(items)` takes anything with `len(items)` and `items[i]`, or `items.__getitems__(list)`
+    for many at once: a data source of grain or TFDS (`tfds.data_source`), a Hugging Face data set
+    (`.with_format("numpy")`), a PyTorch data set, a user's class, or arrays. A Trainer makes it of
+    such data by itself; `decode` is the reason to write it:
+
+        def decode(item, seed):
+            image = tf.image.resize(tf.io.decode_jpeg(item["jpeg"], 3), [40, 40])
+            image = tf.image.stateless_random_crop(image, [32, 32, 3], seed)
+            return {"image": image, "label": item["label"]}
+
+        source = ddl.data.Source(items, decode)
+
+    An item is a dict of arrays, numbers or text, or a tuple (x, y) or (x, y, weight) as Keras takes
+    it; "weight", a float, is the example's weight in loss and metrics. An item must depend only on
+    its index: augment in `decode` by the seed, or in the model.
 
     Attributes:
-      has_numbered_examples: For sources with random access: whether an epoch holds each example
-        once, so that examples can be found by their indices.
-      files_read: Paths of its files, whose names and sizes several workers compare.
-      sources_read: The sources from which it takes its examples.
-      maps_files: Whether its graph reads files that are mapped into memory; see `read_in_place`.
-      packing_digest: For rows that hold several examples: a number that differs, but for one chance
-        in 2^32, if the examples of a row do. None: a row is an example.
+      items: What was given.
+      arrays: The arrays, if the examples are their rows; else None.
+      element_spec: Shape and dtype of each feature of one example.
+      decode: `decode`.
+      files: Paths of the files that are read, whose names and sizes several workers compare.
+      error: The error that ended the last read, which TensorFlow reports as a text; None if none.
     """
 
-    has_numbered_examples = True
-    files_read: Sequence[str] = ()
-    sources_read: Sequence["Source"] = ()
-    maps_files = False
-    packing_digest: int | None = None
+    def __init__(
+        self,
+        items: Any,
+        decode: Callable[[dict[str, tf.Tensor], tf.Tensor], Example] | None = None,
+        *,
+        files: Sequence[str] = (),
+    ):
+        """Reads item 0, twice.
 
-    @abc.abstractmethod
+        Args:
+          items: The items. If they have `rows(indices)`, int64 [b] to a dict of arrays [b, …], that
+            reads a block; several threads may call it at once.
+          decode: Turns an item, a dict of tensors, into an example, with a seed for TensorFlow's
+            stateless random operations: int64 [2], from the run's seed, the epoch and the item. It
+            is traced by tf.data, and runs in parallel on the host. None: items are examples.
+          files: Paths of the files that are read.
+
+        Raises:
+          DataError: If there are no items, item 0 is no example, its shapes vary or two reads of it
+            differ, or `decode` draws random numbers without the seed.
+          ConfigError: If `decode` does not take (item, seed).
+        """
+        if isinstance(items, Mapping | tuple):
+            items = Arrays(items)
+        self.items = items
+        self.arrays: dict[str, np.ndarray] | None = None
+        self.files = tuple(files)
+        self.decode = decode
+        self.error: Exception | None = None
+        self._lock = threading.Lock()
+        self._read_rows = getattr(items, "rows", None)
+        self._read_items = getattr(items, "__getitems__", None)
+        self._check_protocol()
+        self._length = len(items)
+        if not self._length:
+            raise DataError(f"{self.name} must have at least one example, got 0. Correct its data.")
+        if isinstance(items, Arrays):
+            self.row_spec = items.spec
+            self.arrays = items.arrays if decode is None else None
+        else:
+            self.row_spec = self._spec_of_first()
+        self.element_spec = self.row_spec if decode is None else self._decoded_spec()
+        check_weight_spec(self.element_spec, self.name)
+
+    @property
+    def name(self) -> str:
+        """What messages call the source: the class of its items."""
+        return type(self.items).__name__
+
     def __len__(self) -> int:
-        """Returns the number of examples in an epoch."""
+        """Returns the number of examples."""
+        return self._length
 
-    @property
-    @abc.abstractmethod
-    def element_spec(self) -> dict[str, tf.TensorSpec]:
-        """Shape and dtype of each feature of one example; all shapes are static."""
+    def decoded(self, item: dict[str, tf.Tensor], seed: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the features that `decode` makes of an item; see `Source`. In a graph."""
+        assert self.decode is not None
+        example = tf.autograph.experimental.do_not_convert(self.decode)(item, seed)
+        return named(example, definition_of(self.decode))
 
-    def steps_per_epoch(self, global_batch_size: int) -> int:
-        """Returns the batches per epoch; all but the last one are full.
-
-        Args:
-          global_batch_size: B.
-
-        Raises:
-          ConfigError: If the batch size is not positive.
-        """
-        return steps_per_epoch(len(self), global_batch_size)
-
-    def examples_per_epoch(self, global_batch_size: int) -> int:
-        """Returns the number of examples in an epoch, which B determines if the data are endless.
-
-        Args:
-          global_batch_size: B.
-        """
-        return len(self)
-
-    @property
-    def is_endless(self) -> bool:
-        """Whether the data have no known length, so that an epoch is a number of batches."""
-        return False
-
-    @abc.abstractmethod
-    def batches(
-        self,
-        global_batch_size: int,
-        first_batch: int,
-        *,
-        seed: int,
-        shuffle: bool,
-        rows: np.ndarray | None = None,
-    ) -> tf.data.Dataset:
-        """Builds a host data set without end, of global batches from number `first_batch` on.
-
-        Args:
-          global_batch_size: B.
-          first_batch: Batch number, counted from 0 over the whole run.
-          seed: Seed of the order of the examples, if the source can choose the order.
-          shuffle: Whether each epoch has its own order, if the source can choose the order.
-          rows: Rows of each batch to return, in this order, int [b]; None returns all B. The source
-            need not read the other rows.
-
-        Returns:
-          Dicts of features [b, …] and "weight", float32 [b]: the example's weight or 1; 0 for
-          the padding of an epoch's last batch, which repeats examples.
-        """
-
-    def damaged(self) -> str | None:
-        """Looks for an example that cannot be read, after an error; None if none is found."""
-        return None
-
-
-class IndexedSource(Source):
-    """A source with random access; the base class for custom ones."""
-
-    def __init_subclass__(cls, **options: Any):
-        """Checks that batches read what examples do.
-
-        Raises:
-          DataError: If the class overrides `example` alone.
-        """
-        super().__init_subclass__(**options)
-        if "example" in vars(cls) and "gather" not in vars(cls):
-            raise DataError(
-                f"{cls.__name__} overrides example, but batches of an IndexedSource are read by "
-                "gather. Override gather, which takes the indices of several examples, or derive "
-                "from ddl.data.DecodedSource."
-            )
-
-    def batches(
-        self,
-        global_batch_size: int,
-        first_batch: int,
-        *,
-        seed: int,
-        shuffle: bool,
-        rows: np.ndarray | None = None,
-    ) -> tf.data.Dataset:
-        """See `Source`. Any batch is found at once, and each epoch is fully shuffled."""
-        order = index_batches(
-            first_batch,
-            num_examples=len(self),
-            global_batch_size=global_batch_size,
-            seed=seed,
-            shuffle=shuffle,
-            rows=rows,
-        )
-        return self._looked_up(order, global_batch_size if rows is None else len(rows))
-
-    def _looked_up(self, order: tf.data.Dataset, size: int) -> tf.data.Dataset:
-        """Returns the examples of an order's batches.
-
-        Args:
-          order: Dicts of "index", int64 [size], and "weight", float32 [size].
-          size: Number of examples of a batch.
-        """
-        return read_in_place(order, self).map(
-            lambda batch: weighted(checked_weight(self.gather(batch["index"])), batch["weight"]),
-            num_parallel_calls=os.cpu_count() or 1,
-            deterministic=True,
-        )
-
-    def example(self, index: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Fetches one example. Called while tf.data traces its graph, which runs on the CPU.
-
-        Args:
-          index: int64 [], from 0 to length - 1.
-          seed: Not used; sources that decode each example on their own may.
-
-        Returns:
-          A tensor for each feature of `element_spec`.
-        """
-        return {name: rows[0] for name, rows in self.gather(index[tf.newaxis]).items()}
-
-    @abc.abstractmethod
-    def gather(self, indices: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Fetches examples. Called while tf.data traces its graph, which runs on the CPU.
+    def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Reads items, before `decode`. Called by threads of tf.data.
 
         Args:
           indices: int64 [b], each from 0 to length - 1.
 
         Returns:
-          A tensor [b, *shape] for each feature of `element_spec`.
+          Features of `row_spec`, [b, …]. Text is an array of Python objects.
+
+        Raises:
+          DataError: If an item cannot be read or differs from item 0 in form; names the item.
         """
+        try:
+            return self._rows(indices)
+        except Exception as error:
+            self.error = error
+            raise
 
+    def damaged(self) -> str | None:
+        """Looks for the first example that cannot be decoded, for at most a minute.
 
-def with_sources_read(source: Source) -> Iterator[Source]:
-    """Yields a source, and all from which it takes its examples, directly or through others."""
-    yield source
-    for one in source.sources_read:
-        yield from with_sources_read(one)
+        Returns:
+          A sentence that names it, by `items.describe(index)` if the items have it; None if none is
+          found.
+        """
+        until = time.monotonic() + _LOOKED_FOR_SECONDS
+        for index in range(len(self) if self.decode is not None else 0):
+            rows = self.rows(np.array([index]))
+            item = {name: tf.constant(column[0]) for name, column in rows.items()}
+            try:
+                self.decoded(item, tf.zeros([2], tf.int64))
+            except tf.errors.OpError:
+                describe = getattr(self.items, "describe", None)
+                what = describe(index) if describe else f"item {index:,} of {self.name}"
+                return f"The first example that cannot be decoded is {what}."
+            if time.monotonic() > until:
+                break
+        return None
 
+    def _rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        if self._read_rows is not None:
+            return self._read_rows(indices)
+        numbers = indices.tolist()
+        with self._lock:  # a user's object may hold an open file
+            items = [self._example(number, item) for number, item in self._read(numbers)]
+        columns: dict[str, np.ndarray] = {}
+        for name, spec in self.row_spec.items():
+            for number, item in zip(numbers, items, strict=True):
+                self._check_like_first(number, item, name, spec)
+            columns[name] = np.stack([item[name] for item in items])
+        return columns
 
-def read_in_place(dataset: tf.data.Dataset, source: Source) -> tf.data.Dataset:
-    """Returns a data set whose maps can take rows of a source without copying all of it.
+    def _read(self, numbers: list[int]) -> list[tuple[int, Any]]:
+        if self._read_items is not None:
+            try:
+                return list(zip(numbers, self._read_items(numbers), strict=True))
+            except DataError:
+                raise
+            except Exception as error:
+                raise _unreadable(self.name, f"items {numbers[:5]}", error) from error
+        found = []
+        for number in numbers:
+            try:
+                found.append((number, self.items[number]))
+            except DataError:
+                raise
+            except Exception as error:
+                raise _unreadable(self.name, f"item {number:,}", error) from error
+        return found
 
-    TensorFlow optimizes the graph of a data set, in which each tensor that a map reads from outside
-    is a constant: a copy in memory. For mapped files these would be whole files.
+    def _example(self, number: int, item: Any) -> dict[str, np.ndarray]:
+        features = named(item, f"Item {number:,} of {self.name}")
+        return {name: array_of(value) for name, value in features.items()}
 
-    Args:
-      dataset: Numbers of examples; the result of its maps inherits the option.
-      source: The source from which they are taken.
-    """
-    if not any(one.maps_files for one in with_sources_read(source)):
-        return dataset
-    options = tf.data.Options()
-    options.experimental_optimization.apply_default_optimizations = False
-    return dataset.with_options(options)
-
-
-@tf.autograph.experimental.do_not_convert
-def weighted(features: dict[str, tf.Tensor], padding: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Adds "weight" to the features: 0 for padding, else the example's own weight or 1.
-
-    Args:
-      features: Features [b, …].
-      padding: float32 [b], 0 for padding and 1 for examples.
-
-    Returns:
-      The features with "weight", float32 [b].
-    """
-    if "weight" in features:
-        padding *= tf.cast(features["weight"], tf.float32)
-    return {**features, "weight": padding}
-
-
-def checked_element_spec(spec: Any) -> dict[str, tf.TensorSpec]:
-    """Returns the spec of an example after checking that it allows static batches.
-
-    Raises:
-      DataError: If the spec is not a dict of dense tensors of static shape, or "weight" is not a
-        float [].
-    """
-    if not isinstance(spec, Mapping) or not spec:
-        raise DataError(
-            f"Examples must be dicts of features by name, got {spec!r:.200}. Map them to dicts, "
-            "such as {'image': …, 'label': …}."
-        )
-    for name, feature in spec.items():
-        if not isinstance(feature, tf.TensorSpec):
-            raise DataError(f"Feature {name!r} must be a dense tensor, got {_not_dense(feature)}")
-        if not feature.shape.is_fully_defined():
+    def _check_protocol(self) -> None:
+        for needed in ("__len__", "__getitem__"):
+            if not hasattr(self.items, needed):
+                raise DataError(
+                    f"A source needs __len__ and __getitem__ (or __getitems__), but {self.name} "
+                    f"has no {needed}. Pass a generator or a pipeline to ddl.data.stream."
+                )
+        if hasattr(self.items, "columns") and hasattr(self.items, "to_numpy"):
             raise DataError(
-                f"Feature {name!r} must have the same static shape in all examples, got "
-                f"{feature.shape}. Pad or crop it to one shape; if all examples have one already, "
-                "call tf.ensure_shape, or parse it with tf.io.FixedLenFeature."
+                f"A {self.name} is indexed by columns. Pass its columns as arrays: "
+                "{name: frame[name].to_numpy() for name in frame}."
             )
-    if "weight" in spec and (spec["weight"].shape.rank or not spec["weight"].dtype.is_floating):
-        raise DataError(
-            f"Feature 'weight' must be one float per example, got {spec['weight'].dtype.name} of "
-            f"shape {spec['weight'].shape}. Give each example one number, converted to float32."
+
+    def _spec_of_first(self) -> dict[str, tf.TensorSpec]:
+        if self._read_rows is not None:
+            first = {name: rows[0] for name, rows in self._read_rows(np.zeros(1, np.int64)).items()}
+        else:
+            first, again = (self._example(0, self._read([0])[0][1]) for _ in range(2))
+            if not _are_same(first, again):
+                raise DataError(
+                    f"Two reads of item 0 of {self.name} differ, so a run could not be repeated or "
+                    "resumed. Augment in decode(item, seed) by TensorFlow's stateless operations, "
+                    "or in the model."
+                )
+        return {
+            name: tf.TensorSpec(np.shape(value), tensorflow_dtype(name, value), name)
+            for name, value in first.items()
+        }
+
+    def _check_like_first(
+        self, number: int, item: dict[str, np.ndarray], name: str, spec: tf.TensorSpec
+    ) -> None:
+        value = item.get(name)
+        if value is None or item.keys() != self.row_spec.keys():
+            given, wanted = ", ".join(sorted(item)), ", ".join(sorted(self.row_spec))
+            raise DataError(
+                f"Item {number:,} of {self.name} has the features {given}; item 0 has {wanted}. "
+                "Give all items the same features."
+            )
+        if value.shape != spec.shape or tensorflow_dtype(name, value) != spec.dtype:
+            raise DataError(
+                f"Feature {name!r} of item {number:,} of {self.name} is {value.dtype} of shape "
+                f"{value.shape}, that of item 0 {spec.dtype.name} of shape {tuple(spec.shape)}. "
+                f"{ONE_LENGTH if value.dtype.name == spec.dtype.name else 'Convert it.'}"
+            )
+
+    def _decoded_spec(self) -> dict[str, tf.TensorSpec]:
+        check_takes("Source.decode", self.decode, ("item", "seed"))
+        traced = tf.function(self.decoded, autograph=False).get_concrete_function(
+            self.row_spec, tf.TensorSpec([2], tf.int64)
         )
-    return dict(spec)
+        if drawn := drawn_by_state(traced.graph.get_operations()):
+            raise DataError(
+                f"{definition_of(self.decode)} draws random numbers by {drawn}, which a resumed "
+                "run would draw differently. Pass the seed to tf.random.stateless_uniform, "
+                "tf.image.stateless_random_flip_left_right or the like, or augment in the model."
+            )
+        return checked_spec(traced.structured_outputs, definition_of(self.decode))
 
 
-def _not_dense(feature: Any) -> str:
-    """Returns what a feature is instead of a dense tensor, with the remedy."""
-    if isinstance(feature, tf.SparseTensorSpec):
-        return (
-            "a sparse tensor, as tf.io.VarLenFeature gives. Convert it with tf.sparse.to_dense and "
-            "pad it to one length, or parse it with tf.io.FixedLenFeature."
+def _unreadable(name: str, item: str, error: Exception) -> DataError:
+    return DataError(
+        f"{name} could not read {item}: {type(error).__name__}: {error}. Correct the data or its "
+        "__getitem__."
+    )
+
+
+def _are_same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
+    return first.keys() == second.keys() and all(
+        first[name].dtype == second[name].dtype
+        and (
+            np.array_equal(first[name], second[name], equal_nan=True)
+            if first[name].dtype.kind in "fc"
+            else np.array_equal(first[name], second[name])
         )
-    if isinstance(feature, tf.RaggedTensorSpec):
-        return "a ragged tensor. Convert it to one shape: feature.to_tensor(shape=[…])."
-    if isinstance(feature, Mapping):
-        return f"a dict of {', '.join(map(str, feature))}. Put its features beside the others."
-    return f"{feature!r}."
-
-
-def array_of(value: Any) -> np.ndarray:
-    """Converts a value into an array.
-
-    Text in lists becomes an array of Python objects. One of fixed-length text would lose zero bytes
-    at the end of each, such as those of a picture file.
-
-    Raises:
-      ValueError: If rows have different lengths.
-    """
-    if isinstance(value, str | bytes):
-        return np.array(value, object)
-    array = np.asarray(value) if hasattr(value, "dtype") or not _begins_with_text(value) else None
-    if array is None or (array.dtype.kind in "US" and not hasattr(value, "dtype")):
-        return np.array(value, object)
-    return array
-
-
-def _begins_with_text(value: Any) -> bool:
-    while isinstance(value, list | tuple) and value:
-        value = value[0]
-    return isinstance(value, str | bytes)
-
-
-def tensorflow_dtype(dtype: np.dtype) -> tf.DType:
-    """Returns the TensorFlow dtype for a numpy dtype; text becomes tf.string.
-
-    Raises:
-      TypeError: If TensorFlow lacks the dtype.
-    """
-    return tf.string if dtype.kind in "US" else tf.as_dtype(dtype)
+        for name in first
+    )

@@ -21,14 +21,8 @@ class DevicePath:
     """The path of the batches and of the gradients on one kind of device.
 
     Attributes:
-      orders_in_loop: Whether the training loop itself computes which examples form the batches, if
-        the arrays are resident. Otherwise an iterator gives the indices of each batch.
-      places_order: With `orders_in_loop`: whether the host computes the order of many batches,
-        each replica copies its part to its device, and each update takes its row there. Otherwise
-        host and devices share memory.
-      distributes_batches: Whether batches made on the host take a distributed iterator, which
-        copies each replica's rows to its device ahead. Otherwise a plain iterator gives the rows
-        of all replicas, and each takes its own. Several workers always take a plain one.
+      places_order: Whether the devices have a memory of their own, so that the host counts the
+        updates of a loop, and a replica's rows of many updates are copied to its device at once.
       packs_int32: Whether resident arrays of bytes and of 32-bit integers are stored as int64.
         TensorFlow keeps int32 in host memory even for operations on a GPU.
       all_reduce: The all-reduce of `mirrored` that `cross_device_ops` "auto" means.
@@ -47,9 +41,7 @@ class DevicePath:
       can_compile: Whether a function can be compiled by XLA on its own. TPUs compile whatever runs.
     """
 
-    orders_in_loop: bool
     places_order: bool
-    distributes_batches: bool
     packs_int32: bool
     all_reduce: AutomaticAllReduce
     has_nccl: bool
@@ -63,9 +55,7 @@ class DevicePath:
 
 
 CPU = DevicePath(
-    orders_in_loop=True,
     places_order=False,
-    distributes_batches=False,  # a distributed iterator would wake a thread per device in each step
     packs_int32=False,
     all_reduce="reduction_to_one_device",  # the devices share memory: packing only adds copies
     has_nccl=False,
@@ -79,9 +69,7 @@ CPU = DevicePath(
 )
 
 GPU = DevicePath(
-    orders_in_loop=True,
     places_order=True,
-    distributes_batches=True,
     packs_int32=True,
     all_reduce="collectives",
     has_nccl=True,
@@ -98,9 +86,7 @@ VIRTUAL_GPU = dataclasses.replace(GPU, all_reduce="reduction_to_one_device", has
 """Logical devices of one GPU, which share its memory. NCCL needs a GPU for each replica."""
 
 TPU = DevicePath(
-    orders_in_loop=False,
     places_order=False,
-    distributes_batches=True,
     packs_int32=False,
     all_reduce="collectives",
     has_nccl=False,
@@ -157,3 +143,13 @@ def taking(path: DevicePath) -> Iterator[None]:
         yield
     finally:
         _taken.pop()
+
+
+def on_host() -> contextlib.AbstractContextManager:
+    """Returns a context that places operations on the host."""
+    return tf.device("/device:CPU:0")
+
+
+def on_host_if_placed(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManager:
+    """Returns a context that places operations on the host where devices have their own memory."""
+    return on_host() if path_of(strategy).places_order else contextlib.nullcontext()

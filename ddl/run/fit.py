@@ -33,6 +33,8 @@ from ddl.training.trainer import Trainer
 
 Period = int | Literal["epoch"] | None
 
+_LOG_EVERY = 100  # updates, for data without a known length
+
 
 def fit(
     trainer: Trainer,
@@ -122,7 +124,7 @@ def fit(
         train_epochs=train_epochs,
         eval_every=_steps("eval_every", eval_every, trainer),
         checkpoint_every=_steps("checkpoint_every", checkpoint_every, trainer),
-        log_every=_steps("log_every", log_every, trainer) or trainer.steps_per_epoch,
+        log_every=_steps("log_every", log_every, trainer) or _LOG_EVERY,
         retention=retention,
         on_divergence=on_divergence,
         max_rewinds=max_rewinds,
@@ -198,8 +200,8 @@ def _check_number(name: str, value: Any, kind: type, wanted: str) -> None:
 def _steps(name: str, period: Any, trainer: Trainer) -> int | None:
     """Returns a period in updates; None for none."""
     if period == "epoch":
-        of_evaluation = name == "eval_every"
-        return trainer.steps_per_epoch if trainer.has_eval_data or not of_evaluation else None
+        evaluates = trainer.has_eval_data or name != "eval_every"
+        return (trainer.steps_per_epoch or _LOG_EVERY) if evaluates else None
     if name == "log_every" and period is None:
         raise ConfigError("log_every must be an integer or 'epoch', got None.")
     _check_number(name, period, numbers.Integral, "'epoch', or an integer")

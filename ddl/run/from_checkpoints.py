@@ -269,5 +269,5 @@ def _evaluate(
     has_them = json_lines.has(trainer.step, "eval", figures)
     writers: list[Writer] = [console] if has_them else [json_lines, events, console]
     for writer in writers:
-        writer.write(trainer.step, trainer.step / trainer.steps_per_epoch, "eval", figures)
+        writer.write(trainer.step, trainer.epoch_at(trainer.step), "eval", figures)
     json_lines.sync()

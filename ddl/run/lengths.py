@@ -7,6 +7,7 @@ is set is an error: a None would look like a setting that is left out.
 
 from ddl import config
 from ddl.data.conversion import sources_by_name
+from ddl.data.pipeline import BatchPipeline
 from ddl.errors import ConfigError
 from ddl.run.plan import RunPlan
 from ddl.training.checks.batch_size import sizes_by_source
@@ -26,7 +27,7 @@ def withhold_lengths() -> None:
                 name,
                 f"%{name} is used before its value is known. It follows from {follows_from}; "
                 "neither these nor SEED and PRECISION may use it. Write a number instead. For data "
-                "without a known length (ddl.data.endless), set STEPS_PER_EPOCH.",
+                "without a known length (ddl.data.stream), set STEPS_PER_EPOCH.",
             )
 
 
@@ -34,7 +35,7 @@ def resolve_lengths() -> int | None:
     """Sets STEPS_PER_EPOCH and TOTAL_STEPS. Call it in the strategy's scope.
 
     Returns:
-      Number of batches per epoch; None without data or batch size.
+      Number of batches per epoch; None without data, batch size or a known length.
 
     If a run is lengthened, settings that depend on TOTAL_STEPS differ from the saved config, and
     the run cannot resume (`compare_with_saved_config`).
@@ -51,10 +52,18 @@ def resolve_lengths() -> int | None:
         return None  # the Trainer reports the missing argument
     sources = sources_by_name(data)
     name, first = next(iter(sources.items()))
-    batches = first.steps_per_epoch(sizes_by_source(batch, list(sources))[name])
-    steps_per_epoch = _set_steps_per_epoch(batches)
+    pipeline = BatchPipeline(first, sizes_by_source(batch, list(sources))[name])
     train_steps = config.build_bound("RunPlan", "train_steps")
     train_epochs = config.build_bound("RunPlan", "train_epochs")
+    if train_epochs is not None:
+        pipeline.count_examples()
+    batches = pipeline.steps_per_epoch
+    if batches is None:  # the config may name a number for its schedules
+        if config.is_withheld("STEPS_PER_EPOCH"):
+            config.set_macro("STEPS_PER_EPOCH", None)
+        steps_per_epoch = config.get_macro("STEPS_PER_EPOCH")
+    else:
+        steps_per_epoch = _set_steps_per_epoch(batches)
     length = RunPlan(train_steps=train_steps, train_epochs=train_epochs)
     _set("TOTAL_STEPS", length.total_steps(steps_per_epoch))
     return batches

@@ -162,8 +162,7 @@ class OuterLoop:
         self._write(step, "train", figures)
 
     def _write(self, step: int, split: str, figures: Mapping[str, float]) -> None:
-        epoch = step / self._trainer.steps_per_epoch
-        self._writers.write(step, epoch, split, figures)
+        self._writers.write(step, self._trainer.epoch_at(step), split, figures)
 
     def _training_figures(self) -> Mapping[str, float]:
         """Returns the figures that were logged at this step, or else those since the last log."""

@@ -112,8 +112,17 @@ class RunPlan:
             "CHECKPOINT_EVERY."
         )
 
-    def total_steps(self, steps_per_epoch: int) -> int:
-        """Returns the length of the run in steps; a fraction of a batch counts as a whole one."""
+    def total_steps(self, steps_per_epoch: int | None) -> int:
+        """Returns the length of the run in steps; a fraction of a batch counts as a whole one.
+
+        Raises:
+          ConfigError: If it is given in epochs, and the data have no known length.
+        """
         if self.train_epochs is None:
             return int(self.train_steps or 0)
+        if steps_per_epoch is None:
+            raise ConfigError(
+                "TRAIN_EPOCHS needs training data of known length, got data without. Set "
+                "TRAIN_STEPS, or pass the number of examples: ddl.data.stream(…, length=…)."
+            )
         return epochs_to_steps(self.train_epochs, steps_per_epoch)

@@ -66,12 +66,11 @@ def summary(trainer: Trainer, total: int) -> dict[str, str]:
         "model": models,
         "training data": _of_sources(
             trainer,
-            lambda pipeline: (
-                f"{pipeline.num_examples:,} examples, {pipeline.steps_per_epoch:,} steps per epoch"
-            ),
+            _examples,
         ),
         "weight average": str(trainer.averages.rule) if trainer.averages else "none",
-        "steps": f"{total:,} ({total / steps_per_epoch:.1f} epochs)",
+        "steps": f"{total:,}"
+        + (f" ({total / steps_per_epoch:.1f} epochs)" if steps_per_epoch else ""),
         **_learning_rates(trainer, total),
         "seed": str(config.get_macro("SEED")),
     }
@@ -81,6 +80,12 @@ def _of_sources(trainer: Trainer, describe: Callable[[BatchPipeline], str]) -> s
     """Describes the sources of training data; with its name, if there are several."""
     described = {name: describe(pipeline) for name, pipeline in trainer.pipelines.items()}
     return "; ".join(f"{name} {text}" if name else text for name, text in described.items())
+
+
+def _examples(pipeline: BatchPipeline) -> str:
+    if pipeline.num_examples is None:
+        return "examples without a known end"
+    return f"{pipeline.num_examples:,} examples, {pipeline.steps_per_epoch:,} steps per epoch"
 
 
 def _split(pipeline: BatchPipeline, replicas: int) -> str:

@@ -17,8 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ddl.data import BatchPipeline
-from ddl.data.pipeline import Batch
+from ddl.data.pipeline import Batch, BatchPipeline
 from ddl.errors import ConfigError
 from ddl.precision import LossScale
 from ddl.step.compiled.compiler import Compiler

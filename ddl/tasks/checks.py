@@ -104,8 +104,7 @@ def check_range(source: Any, name: str, end: int | None, what: str, remedy: str)
       what: Description of the feature for the error.
       remedy: The last sentence of the error.
     """
-    arrays = getattr(source, "features", {})
-    values = arrays.get(name) if isinstance(arrays, dict) else None
+    values = (getattr(source, "arrays", None) or {}).get(name)
     if values is None or end is None or not values.size:
         return
     low, high = int(values.min()), int(values.max())

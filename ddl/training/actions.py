@@ -67,7 +67,7 @@ class EachLoop:
         self._function(step)
 
 
-def length_in_steps(steps: Any, epochs: Any, steps_per_epoch: int) -> int:
+def length_in_steps(steps: Any, epochs: Any, steps_per_epoch: int | None) -> int:
     """Returns the length of a training in updates.
 
     Args:

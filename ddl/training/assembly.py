@@ -7,9 +7,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ddl.data import BatchPipeline, as_source
 from ddl.data.checks import check_same_classes, check_same_features
-from ddl.data.conversion import sources_by_name
+from ddl.data.conversion import as_source, sources_by_name
+from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.communication import Communication
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers

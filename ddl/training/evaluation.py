@@ -5,10 +5,9 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from ddl.data import BatchPipeline
 from ddl.data.checks import data_errors
-from ddl.data.pipeline import Batch
-from ddl.data.pipeline.placed_order import on_host_if_placed
+from ddl.data.pipeline import Batch, BatchPipeline
+from ddl.devices.path import on_host_if_placed
 from ddl.errors import DataError
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.objective import Objective
@@ -61,10 +60,10 @@ class Evaluation:
         # all. It is not kept while in use: after an error its position would be wrong.
         iterator, self._iterator = self._iterator, None
         if iterator is None:
+            self._pipeline.count_examples()
             iterator = self._pipeline.iterator(self._strategy, repeats=True)
         means = self._means(iterator, state)
-        if not self._pipeline.source.is_endless:  # their data set may be read in this order once
-            self._iterator = iterator
+        self._iterator = iterator
         return means
 
     def run_on(self, pipeline: BatchPipeline, state: TrainingState) -> dict[str, float]:

@@ -49,7 +49,8 @@ class MetricReader:
             updates = f"All examples of the updates {first + 1:,} to {step:,} have weight 0"
             # Only logged in the first epoch, if an earlier example counted, or if the task gives
             # the weights: these may depend on the model and be 0 for a while.
-            whole_epoch = step >= next(iter(self._update.pipelines.values())).steps_per_epoch
+            of_epoch = next(iter(self._update.pipelines.values())).steps_per_epoch
+            whole_epoch = of_epoch is not None and step >= of_epoch
             if whole_epoch and not (self._weight_seen or self._update.task_weighs):
                 raise DataError(
                     f"{updates} in feature 'weight', so nothing is learned and the mean loss is "

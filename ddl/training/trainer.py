@@ -80,17 +80,18 @@ class Trainer(Evaluating):
           optimizer: Any Keras optimizer without Keras's own clipping, accumulation or average, or
             `ParameterGroups` of such; for a task with a `step` also a dict from name to these.
             "adam" and other names of Keras's optimizers take their default arguments.
-          train_data: A `ddl.data` source, a mapping of arrays, a tuple (x, y) or (x, y, weights) of
-            which x may be a dict, or a `tf.data.Dataset` of known length of such examples or of
-            batches, which are split into examples; with a `step` also a dict of sources.
+          train_data: Arrays: a dict by feature, or a tuple (x, y) or (x, y, weights) of which x may
+            be a dict; a reader or stream of `ddl.data`; an object with `__len__` and `__getitem__`;
+            or a `tf.data.Dataset` or `keras.utils.PyDataset` of examples or of batches, which are
+            taken apart. With a `step` also a dict of these.
           global_batch_size: Examples of a batch, over all replicas and microbatches; or that of
             each source by its name.
           eval_data: As `train_data`; None if `evaluate` will not be called.
           corpus_metrics: Functions of all outputs of an evaluation, whose figures it adds.
           strategy: None takes the strategy of the current scope, if any.
           seed: Seed of the order of the examples, and of the random draws of `ddl.layers`.
-          shuffle: Whether to reshuffle the training data each epoch. A `StreamSource` shuffles
-            through a buffer; evaluation data are never shuffled.
+          shuffle: Whether to reshuffle the training data each epoch. A stream, such as a
+            `tf.data.Dataset`, keeps its own order; evaluation data are never shuffled.
           accumulation_steps: Microbatches per replica and update.
           clip_norm: Largest global norm of the gradient of the global batch, or that of each
             optimizer by its name; None: no clipping.
@@ -139,10 +140,6 @@ class Trainer(Evaluating):
         self._parts = parts
         own = [] if parts.eval_pipeline is None else [parts.eval_pipeline]
         note_arrays(self, [*parts.train.values(), *own])
-        self.num_examples = parts.first.num_examples
-        """Number of training examples, of the first source."""
-        self.steps_per_epoch = parts.first.steps_per_epoch
-        """Updates per epoch; an epoch sees every example of the first source once."""
         self.pipelines = parts.train
         """Pipeline of each source of training data, by its name; "" if there is only one."""
         self.eval_pipeline = parts.eval_pipeline
@@ -188,6 +185,16 @@ class Trainer(Evaluating):
         super().__setattr__(name, value)
 
     @property
+    def num_examples(self) -> int | None:
+        """Number of training examples, of the first source; None if it is unknown or endless."""
+        return self._parts.first.num_examples
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Updates in which each example of the first source is seen once; None as above."""
+        return self._parts.first.steps_per_epoch
+
+    @property
     def state(self) -> TrainingState:
         """Training state other than model and optimizer; assigning calls `restore`."""
         return self._runner.state
@@ -228,6 +235,8 @@ class Trainer(Evaluating):
           WorkerLost: If a parameter server was lost.
         """
         self.check_idle("Trainer.train")
+        if epochs is not None:
+            self._parts.first.count_examples()
         end = self.step + length_in_steps(steps, epochs, self.steps_per_epoch)
         actions = checked_actions(actions)
         self.check_consistent()

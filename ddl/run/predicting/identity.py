@@ -7,10 +7,10 @@ import numpy as np
 import tensorflow as tf
 
 from ddl import config
-from ddl.data.arrays import is_in_memory
 from ddl.data.checks import data_errors
+from ddl.data.pipeline import BatchPipeline
 from ddl.data.source import Source
-from ddl.data.stream import StreamSource
+from ddl.data.stream import Stream
 from ddl.run.checks.same_on_all_workers import versions
 from ddl.tasks.parts import copies_of, layers_of, own_variables_of
 from ddl.training.trainer import Trainer
@@ -19,7 +19,7 @@ _CHUNK_BYTES = 1 << 24
 
 
 def identity_of(
-    trainer: Trainer, *, averaged: bool, source: Source, batch: int, total: int
+    trainer: Trainer, *, averaged: bool, source: Source | Stream, batch: int, total: int
 ) -> dict[str, str]:
     """Describes all that the rows depend on, but the devices. Eager, with the weights restored.
 
@@ -54,7 +54,7 @@ def weights_digest(trainer: Trainer) -> str:
     return found.hexdigest()
 
 
-def data_digest(source: Source, batch: int) -> str:
+def data_digest(source: Source | Stream, batch: int) -> str:
     """Returns a digest of the features' names and forms, and of examples. Eager.
 
     For arrays in memory these are all examples, for a stream those of the first batch, and for
@@ -71,16 +71,17 @@ def data_digest(source: Source, batch: int) -> str:
     found = hashlib.blake2b(digest_size=16)
     for name, spec in sorted(source.element_spec.items()):
         found.update(f"{name} {spec.dtype.name} {spec.shape}\n".encode())
-    if is_in_memory(source):
-        for _, array in sorted(source.features.items()):
+    if isinstance(source, Source) and source.arrays is not None:
+        for _, array in sorted(source.arrays.items()):
             _add(found, array)
         return found.hexdigest()
-    last = 0 if isinstance(source, StreamSource) else source.steps_per_epoch(batch) - 1
+    pipeline = BatchPipeline(source, batch, shuffle=False)
+    last = (pipeline.steps_per_epoch or 1) - 1 if isinstance(source, Source) else 0
     for number in sorted({0, last}):
         with data_errors(source), tf.device("CPU:0"):
-            batches = source.batches(batch, number, seed=0, shuffle=False)
-            for _, rows in sorted(next(iter(batches.take(1))).items()):
-                _add(found, rows.numpy())
+            rows = next(pipeline.iterator(tf.distribute.get_strategy(), number))
+            for _, column in sorted(rows.items()):
+                _add(found, column.numpy())
     return found.hexdigest()
 
 

@@ -7,7 +7,9 @@ from contextlib import closing, nullcontext
 import numpy as np
 
 from ddl.checkpoints.checkpoints import Checkpoints
+from ddl.data.pipeline import BatchPipeline
 from ddl.data.source import Source
+from ddl.data.stream import Stream
 from ddl.distribution.workers import Workers
 from ddl.errors import DataError, DdlError, ModelDirectoryError, TrainingInterrupted
 from ddl.run.console import RunConsole
@@ -44,11 +46,11 @@ class Predicting:
         check_format(path)
         self._trainer, self._console = trainer, console
         self._workers = Workers(trainer.strategy)
-        self._source: Source = predictions.source(trainer)
+        self._source: Source | Stream = predictions.source(trainer)
         trainer.check_predicts("--mode=predict", self._source)
         self._features = predictions.features_of(self._source)
         self._batch = next(iter(trainer.pipelines.values())).global_batch_size
-        self._total = self._source.examples_per_epoch(self._batch)
+        self._total = BatchPipeline(self._source, self._batch).count_examples()
         if not self._total:
             raise DataError(
                 f"--mode=predict needs at least one row, but {predictions.place_of_data} has none. "

@@ -6,6 +6,7 @@ from typing import Any
 
 from ddl.data.conversion import as_source
 from ddl.data.source import Source
+from ddl.data.stream import Stream
 from ddl.errors import ConfigError, DataError
 from ddl.training.trainer import Trainer
 
@@ -42,7 +43,7 @@ class Predictions:
         """Name of the argument that gives the examples."""
         return "Trainer.eval_data" if self.data is None else "Predictions.data"
 
-    def source(self, trainer: Trainer) -> Source:
+    def source(self, trainer: Trainer) -> Source | Stream:
         """Returns the examples.
 
         Raises:
@@ -58,7 +59,7 @@ class Predictions:
                 )
             data = trainer.eval_pipeline.source
         source = as_source(data)
-        if source.is_endless:
+        if isinstance(source, Stream) and source.is_endless:
             raise DataError(
                 "--mode=predict needs data with an end, got endless data. Pass data of known "
                 "length in Predictions.data."
@@ -70,7 +71,7 @@ class Predictions:
             )
         return source
 
-    def features_of(self, source: Source) -> tuple[str, ...]:
+    def features_of(self, source: Source | Stream) -> tuple[str, ...]:
         """Returns the names of the features to write, each once."""
         own = [_WEIGHT] if _WEIGHT in source.element_spec else []
         return tuple(dict.fromkeys([*self.features, *own]))

@@ -16,17 +16,16 @@ import itertools
 import time
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from ddl.data import BatchPipeline
 from ddl.data.checks import data_errors
-from ddl.data.pipeline import Batch, WorkerBatches
+from ddl.data.pipeline import Batch, BatchPipeline
 from ddl.step.objective import Objective
 from ddl.step.onednn import in_own_graph_if
 from ddl.step.order_of_sums import fixed_order_of_sums
 from ddl.step.state import TrainingState
 from ddl.step.update import UpdateStep
+from ddl.training.asynchronous.batches import WorkerBatches
 from ddl.training.asynchronous.state import SharedState, count_atomically
 from ddl.training.evaluation import check_some_weight
 from ddl.training.loop.stale_traces import explaining_stale_traces
@@ -92,20 +91,20 @@ class CoordinatedLoop:
 
     def _run_range(self, slot: int, first: int, count: int) -> None:
         numbers = [tf.constant(number, tf.int64) for number in (slot, first, count)]
-        self._workers.schedule(self._make_updates, *numbers)
+        rows = self._batches.rows_of(first, count)
+        self._workers.schedule(self._make_updates, rows, *numbers)
 
-    @tf.function(autograph=False)
+    @tf.function(autograph=False, reduce_retracing=True)
     def _make_updates(
-        self, data: Any, slot: tf.Tensor, first: tf.Tensor, count: tf.Tensor
+        self, data: Any, rows: Any, slot: tf.Tensor, first: tf.Tensor, count: tf.Tensor
     ) -> tf.Tensor:
         """Makes updates with `count` batches, from number `first` on. On a worker."""
         self.trace_count += 1
-        arrays = next(data)
 
         def updated(number: tf.Tensor) -> tf.Tensor:
             with tf.control_dependencies([self._shared.begin(slot)]):
                 before = self._shared.at(first + number)
-                batch = self._batches.batch(arrays, before.batches)
+                batch = self._batches.batch(data, rows, number, before.batches)
                 after = self._update({"": batch}, before)
                 with tf.control_dependencies(self._shared.add(before, after)):
                     return number + 1
@@ -150,12 +149,15 @@ class CoordinatedEvaluation:
           DataError: If all examples have weight 0.
           WorkerLost: If a parameter server was lost.
         """
+        self._pipeline.count_examples()
         total = self._pipeline.steps_per_epoch
+        assert total is not None
         ranges = min(total, _RANGES_PER_WORKER * self._workers.number)
         bounds = [total * number // ranges for number in range(ranges + 1)]
         parts = [
             self._workers.schedule(
                 self._sums_of,
+                self._batches.rows_of(start, stop - start),
                 *(tf.constant(number, tf.int64) for number in (start, stop)),
                 state.batches,
                 state.step,
@@ -167,18 +169,19 @@ class CoordinatedEvaluation:
         check_some_weight(sums, self._objective)
         return self._objective.evaluation_metrics.means(sums)
 
-    @tf.function(autograph=False)
+    @tf.function(autograph=False, reduce_retracing=True)
     @fixed_order_of_sums()
     def _sums_of(
         self,
         data: Any,
+        rows: Any,
         start: tf.Tensor,
         stop: tf.Tensor,
         position: tf.Tensor,
         step: tf.Tensor,
     ) -> tf.Tensor:
         """Returns metric sums over the batches [start, stop): float64 [size]. On a worker."""
-        arrays, pipeline = next(data), self._pipeline
+        pipeline = self._pipeline
 
         def replica_sums(batch: Batch) -> tf.Tensor:
             features = pipeline.examples(batch)
@@ -189,7 +192,8 @@ class CoordinatedEvaluation:
                 return self._objective(features, training=False)[1]
 
         def add_batch(number: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            own = self._strategy.run(replica_sums, args=(self._batches.batch(arrays, number),))
+            batch = self._batches.batch(data, rows, number - start, number)
+            own = self._strategy.run(replica_sums, args=(batch,))
             return number + 1, sums + self._strategy.reduce("SUM", own, axis=None)
 
         initial = (start, self._objective.evaluation_metrics.zeros())
@@ -208,16 +212,10 @@ class _Workers:
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         self.number = strategy._num_workers
         self._source = batches.source
-        arrays = batches.arrays or {"": np.zeros([])}  # an element must have a tensor
+        # TensorFlow remakes the data set on a restarted worker.
+        self._data = iter(self._coordinator.create_per_worker_dataset(batches.dataset))
 
-        # A data set that repeats one element: `next` copies nothing, and TensorFlow remakes the
-        # data set on a restarted worker.
-        def held() -> tf.data.Dataset:
-            return tf.data.Dataset.from_tensors(dict(arrays)).repeat()
-
-        self._data = iter(self._coordinator.create_per_worker_dataset(held))
-
-    def schedule(self, function: Any, *args: tf.Tensor) -> Any:
+    def schedule(self, function: Any, *args: Any) -> Any:
         """Schedules `function(data, *args)` on a worker, again if it is lost; returns the result.
 
         The result is TensorFlow's `RemoteValue`.

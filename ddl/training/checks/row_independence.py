@@ -24,12 +24,10 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from ddl.data import BatchPipeline
 from ddl.data.checks import data_errors
-from ddl.data.pipeline.first_examples import first_examples
+from ddl.data.pipeline import BatchPipeline
 from ddl.devices.replicas import local_devices
 from ddl.distribution.traits import traits_of
-from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.layers.transforms.partners import HeldPartners
 from ddl.metrics.values import tensors_by_name
@@ -106,12 +104,10 @@ class RowIndependence:
         share = pipeline.global_batch_size // pipeline.microbatches
         rows = min(max(share, _FEWEST), _MOST)
         with data_errors(pipeline.source):
-            examples = first_examples(pipeline, 2 * rows, self._strategy)
+            examples = pipeline.first_examples(2 * rows)
             examples.pop("weight", None)  # tasks do not get this feature
-        workers = Workers(self._strategy).number
-        # With several workers, each reads only its share of a batch.
-        read = 2 * rows if workers == 1 else pipeline.global_batch_size // workers
-        batches = _batches(examples, rows, min(pipeline.num_examples, read, 2 * rows))
+        different = min(pipeline.num_examples or 2 * rows, 2 * rows)
+        batches = _batches(examples, rows, different)
         for training in modes:
             for loss in self._losses(training, source):
                 name = getattr(loss, "__name__", "loss")

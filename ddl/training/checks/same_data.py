@@ -13,9 +13,9 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from ddl.data import BatchPipeline
-from ddl.data.arrays import is_in_memory
-from ddl.data.source import Source, with_sources_read
+from ddl.data.pipeline import BatchPipeline
+from ddl.data.source import Source
+from ddl.data.stream import Stream
 from ddl.distribution.workers import Workers
 from ddl.errors import DataError
 
@@ -104,25 +104,23 @@ def _facts(pipeline: BatchPipeline) -> dict[str, str]:
     """Returns what must be the same on all workers, as texts by name."""
     spec = pipeline.source.element_spec
     found = {
-        "examples": f"{pipeline.num_examples:,}",
-        "steps per epoch": f"{pipeline.steps_per_epoch:,}",
+        "examples": str(pipeline.num_examples),
+        "steps per epoch": str(pipeline.steps_per_epoch),
         "features": ", ".join(f"{k} {spec[k].dtype.name} {spec[k].shape}" for k in sorted(spec)),
     }
     if files := _files(pipeline.source):
         digest = zlib.crc32("\n".join(files).encode())
         found["files"] = f"{len(files):,} (digest of names and sizes {digest:08x})"
-    arrays = [one.features for one in with_sources_read(pipeline.source) if is_in_memory(one)]
-    for name, floats in (("arrays", False), (_FLOATS, True)):
-        if digests := [_digest(features, floats) for features in arrays]:
-            found[name] = f"digest of rows {' '.join(digests)}"
+    arrays = getattr(pipeline.source, "arrays", None)
+    if arrays is not None:
+        for name, floats in (("arrays", False), (_FLOATS, True)):
+            found[name] = f"digest of rows {_digest(arrays, floats)}"
     return found
 
 
-def _files(source: Source) -> list[str]:
-    """Returns the files of a source and its parts, within the folder of each, and their sizes."""
-    of_parts = [one.files_read for one in with_sources_read(source)]
-    paths = [path for of_part in of_parts for path in of_part]
-    shown = [name for of_part in of_parts for name in _within_folder(of_part)]
+def _files(source: Source | Stream) -> list[str]:
+    """Returns the files of a source, within their folder, and their sizes."""
+    paths, shown = source.files, _within_folder(source.files)
     if len(paths) > _MOST_SIZES:
         return shown
     return [f"{name} ({_size(path)})" for name, path in zip(shown, paths, strict=True)]

@@ -7,23 +7,16 @@ import tensorflow as tf
 
 from ddl.data.checks import data_errors
 from ddl.data.pipeline import Batch
-from ddl.data.pipeline.placed_order import (
-    from_host,
-    kept_on_host,
-    on_host_if_placed,
-    placed,
-    rows_at,
-)
-from ddl.data.pipeline.waiting import InputWait
-from ddl.data.source import Source
-from ddl.devices.path import path_of
+from ddl.devices.path import on_host_if_placed, path_of
 from ddl.distribution.workers import Workers
 from ddl.random import batch_counter
 from ddl.step.onednn import in_own_graph_if
 from ddl.step.state import TrainingState
 from ddl.step.update import UpdateStep
 from ddl.training.loop.device_errors import device_errors
+from ddl.training.loop.input_wait import InputWait
 from ddl.training.loop.repeated import Carried, Repeated
+from ddl.training.loop.row_tables import RowTables
 from ddl.training.loop.stale_traces import explaining_stale_traces
 from ddl.training.loop.stop_flag import StopFlag
 
@@ -45,13 +38,15 @@ class TrainingLoop:
           stop: Flag that ends the loop after the current update, or piece of several updates.
         """
         self.trace_count = 0
-        distributes = [p.distributes(update.strategy) for p in update.pipelines.values()]
-        self.input_wait = None if any(distributes) else InputWait()
+        strategy = update.strategy
+        # A timestamp that depends on a GPU's tensor would wait for the GPU.
+        self.input_wait = None if path_of(strategy).places_order else InputWait()
         self._graph: Any = None
         self._update = update
         self._repeated = Repeated(update, max_skipped_updates, stop)
-        self._iterator: Any = None
-        self._position: tf.Tensor | None = None  # `batches` of the state the iterator stands at
+        self._tables = RowTables(update.pipelines, strategy)
+        self._iterators: Any = None
+        self._position: tf.Tensor | None = None  # `batches` of the state the iterators stand at
         self._is_traced = False
 
     @property
@@ -67,11 +62,12 @@ class TrainingLoop:
         Args:
           state: State to start from.
         """
-        self._prepare_iterator(state)
+        self._prepare_iterators(state)
         if self._is_traced:
             return
+        first, table = self._tables.at(int(state.batches))
         with device_errors(), explaining_stale_traces():
-            arguments = self._iterator, tf.constant(0, tf.int64), state
+            arguments = self._iterators, table, first, tf.constant(0, tf.int64), state
             self._update.compiler.tracing(lambda: self._loop.get_concrete_function(*arguments))
         self._is_traced = True
 
@@ -85,140 +81,114 @@ class TrainingLoop:
           DataError: If the data cannot be read.
           ConfigError: If the task cannot be trained.
         """
-        self._prepare_iterator(state)
-        # Not kept while in use: after an error the iterator would be ahead of the state.
-        iterator, self._iterator, self._position = self._iterator, None, None
-        with (
-            data_errors(*self._sources),
-            device_errors(),
-            explaining_stale_traces(),
-        ):
-            state = self._loop(iterator, tf.constant(end, tf.int64), state)
-        self._iterator, self._position = iterator, state.batches
+        self._prepare_iterators(state)
+        # Not kept while in use: after an error the iterators would be ahead of the state.
+        iterators, self._iterators, self._position = self._iterators, None, None
+        last = tf.constant(end, tf.int64)
+        sources = [pipeline.source for pipeline in self._update.pipelines.values()]
+        with data_errors(*sources), device_errors(), explaining_stale_traces():
+            while True:
+                first, table = self._tables.at(int(state.batches))
+                state = self._loop(iterators, table, first, last, state)
+                # Where a table ends before the loop does, the loop goes on with the next one.
+                if not self._tables.end_at(int(state.batches)) or int(state.step) >= end:
+                    break
+        self._iterators, self._position = iterators, state.batches
         return state
 
-    @property
-    def _sources(self) -> list[Source]:
-        return [pipeline.source for pipeline in self._update.pipelines.values()]
-
-    def _prepare_iterator(self, state: TrainingState) -> None:
-        """Sets the iterator to the state's batch."""
+    def _prepare_iterators(self, state: TrainingState) -> None:
+        """Sets the iterators of data that do not reside on the devices to the state's batch."""
         # The same tensor, not an equal number: comparing numbers would fetch one in each loop.
         if self._position is state.batches:
             return
-        self._iterator, self._position = None, None
-        self._iterator = self._iterator_from(state)
+        self._iterators, self._position = None, None
+        self._iterators = {
+            name: pipeline.iterator(self._update.strategy, int(state.batches))
+            for name, pipeline in self._update.pipelines.items()
+            if not pipeline.resident
+        }
         self._position = state.batches
 
-    def _iterator_from(self, state: TrainingState) -> Any:
-        """Returns iterators at the state's batches; None if the loop orders batches in-graph."""
-        if self._orders_in_graph():
-            return None
-        first = int(state.batches)
-        return {
-            name: pipeline.iterator(self._update.strategy, first)
-            for name, pipeline in self._update.pipelines.items()
-        }
-
-    def _orders_in_graph(self) -> bool:
-        strategy, pipelines = self._update.strategy, self._update.pipelines
-        return len(pipelines) == 1 and all(p.orders_in_graph(strategy) for p in pipelines.values())
-
     @tf.function(autograph=False)
-    def _loop(self, iterator: Any, end: tf.Tensor, state: TrainingState) -> TrainingState:
-        return self._trained(iterator, end, state.within_loop()).after_loop(state)
+    def _loop(
+        self, iterators: Any, table: Any, first: tf.Tensor, end: tf.Tensor, state: TrainingState
+    ) -> TrainingState:
+        return self._trained(iterators, table, first, end, state.within_loop()).after_loop(state)
 
-    def _trained(self, iterator: Any, end: tf.Tensor, state: TrainingState) -> TrainingState:
+    def _trained(
+        self, iterators: Any, table: Any, first: tf.Tensor, end: tf.Tensor, state: TrainingState
+    ) -> TrainingState:
+        """Repeats the update until step `end`, or until the tables end.
+
+        Args:
+          iterators: Iterators over the rows of updates, by the name of the source.
+          table: Rows of the resident arrays that each update reads, [updates, rows] on each
+            replica, by the name of the source.
+          first: Number of the first update of the tables, int64 [].
+          end: Step that ends the loop, int64 [].
+          state: The state before the loop.
+        """
         self.trace_count += 1
         self._graph = tf.compat.v1.get_default_graph()
         pipelines, strategy = self._update.pipelines, self._update.strategy
         resident = {name: own.resident_arrays(strategy) for name, own in pipelines.items()}
-        if iterator is None:
-            return self._over_arrays(resident, end, state)
-
-        def taken() -> dict[str, Any]:
-            return {name: next(one) for name, one in iterator.items()}
-
-        wait = self.input_wait
-
-        # A loop variable is computed, by kernels of its own on a GPU, even if no layer reads it.
-        made_next = (lambda _: ()) if path_of(strategy).places_order else batch_counter
-
-        def update(carried: Carried, ahead: Any, _: Any) -> tuple[Carried, Any]:
-            before = state._replace(**carried)
-            counter = batch_counter(before.batches) if isinstance(ahead, tuple) else ahead
-            given = taken() if wait is None else wait.timed(taken)
-            given = {n: pipelines[n].on_devices(rows, strategy) for n, rows in given.items()}
-            batches = {n: Batch(given[n], resident[n], counter) for n in pipelines}
-            return self._updated(batches, before, made_next)
-
+        wait, places_order = self.input_wait, path_of(strategy).places_order
+        gathers_ahead = self._gathers_ahead()
         with on_host_if_placed(strategy):
             left = end - state.step
+            if table:
+                left = tf.minimum(left, first + self._tables.length - state.batches)
+                before_loop = tf.cast(state.batches - first, tf.int32)  # stays on the host
+            until = state.batches + left
+
+        def taken() -> dict[str, Any]:
+            return {name: next(one) for name, one in iterators.items()}
+
+        def made(number: tf.Tensor, place: tf.Tensor) -> dict[str, Batch]:
+            counter = batch_counter(number)
+            given = wait.timed(taken) if wait is not None and iterators else taken()
+            batches = {name: Batch(rows, {}, counter) for name, rows in given.items()}
+            batches |= {
+                name: Batch(rows, resident[name], counter, place) for name, rows in table.items()
+            }
+            return batches
+
+        def made_next(number: tf.Tensor) -> Any:
+            if not gathers_ahead:
+                return ()
+            # After the last batch, this gathers the last batch again; the result is not used.
+            number = tf.minimum(number, until - 1)
+            ((name, batch),) = made(number, number - first).items()
+            return {name: pipelines[name].gathered(batch, strategy)}
+
+        def update(carried: Carried, ahead: Any, turn: Any) -> tuple[Carried, Any]:
+            before = state._replace(**carried)
+            if ahead:
+                return self._updated(ahead, before, made_next)
+            place = before.batches - first
+            if turn is not None and table and places_order:
+                with on_host_if_placed(strategy):
+                    place = before_loop + turn
+            return self._updated(made(before.batches, place), before, made_next)
+
         carried, ahead = self._carried(state), made_next(state.batches)
-        return state._replace(**self._repeated(update, carried, ahead, "step", end, left))
+        # Each update takes a row of the tables, whether or not it is skipped.
+        of = ("batches", until) if table else ("step", end)
+        return state._replace(**self._repeated(update, carried, ahead, *of, left))
 
-    def _over_arrays(self, resident: Any, end: tf.Tensor, state: TrainingState) -> TrainingState:
-        """Orders many batches at once; gathers each batch while the previous one is computed."""
-        ((name, pipeline),) = self._update.pipelines.items()
-        resident, strategy = resident[name], self._update.strategy
-        # With several local replicas or microbatches, only the indices of the rows are made ahead.
-        gathers_ahead = Workers(strategy).replicas_of_each == 1 and pipeline.microbatches == 1
-        takes_rows = path_of(strategy).places_order
-        gathers_ahead = gathers_ahead and not takes_rows
-        arrays = {} if gathers_ahead else resident  # those that the update gathers from
+    def _gathers_ahead(self) -> bool:
+        """Returns whether each update gathers the next one's batch, while it is computed itself.
 
-        def order(first: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-            ordered = pipeline.batches_from(first, strategy)
-            return first, kept_on_host(ordered) if takes_rows else ordered
-
-        def updates(carried: Carried, *ordered_ahead: Any) -> tuple[Any, ...]:
-            first, ordered = ordered_ahead or order(carried["batches"])
-            ordered = from_host(ordered) if takes_rows else ordered
-            count = tf.shape(ordered["index"], tf.int64)[0]
-            with on_host_if_placed(strategy):
-                left = tf.minimum(count, end - carried["step"])
-            until = first + left
-            # The host orders these while the devices compute the updates.
-            following = order(first + count) if ordered_ahead else ()
-            sizes = pipeline.num_examples, pipeline.global_batch_size
-            ordered = placed(ordered, *sizes, strategy)
-
-            def made(number: tf.Tensor) -> Batch:
-                rows = rows_at(ordered, number - first, strategy)
-                if not gathers_ahead:  # the arrays stay out of the loop variables
-                    return Batch(rows, {}, batch_counter(number))
-                batch = Batch(rows, resident, batch_counter(number))
-                return pipeline.gathered(batch, strategy)
-
-            def made_next(number: tf.Tensor) -> Batch | tuple[()]:
-                if takes_rows:  # each update takes its own, which needs no loop variable
-                    return ()
-                # After the last batch, this gathers the last batch again; the result is not used.
-                return made(tf.minimum(number, until - 1))
-
-            def update(carried: Carried, ahead: Any, turn: Any) -> tuple[Carried, Any]:
-                before = state._replace(**carried)
-                if takes_rows:
-                    place = carried["batches"] - first if turn is None else turn
-                    rows = rows_at(ordered, place, strategy)
-                    batch = Batch(rows, arrays, batch_counter(carried["batches"]))
-                else:
-                    batch = ahead._replace(arrays=arrays)
-                return self._updated({name: batch}, before, made_next)
-
-            # An update consumes at least one batch, so `until` cannot lead past step `end`.
-            ahead = () if takes_rows else made(first)
-            return self._repeated(update, carried, ahead, "batches", until, left), *following
-
-        def goes_on(carried: Carried, *ordered_ahead: Any) -> tf.Tensor:
-            going = self._repeated.goes_on(carried, carried["step"] < end)
-            if ordered_ahead:  # else, after skipped updates, the batches in between would be lost
-                going &= carried["batches"] == ordered_ahead[0]
-            return self._repeated.unless_stopped(going)
-
-        ordered_ahead = order(state.batches) if takes_rows else ()
-        carried, *_ = tf.while_loop(goes_on, updates, (self._carried(state), *ordered_ahead))
-        return state._replace(**carried)
+        With several local replicas or microbatches a loop would carry far more.
+        """
+        pipelines, strategy = list(self._update.pipelines.values()), self._update.strategy
+        return (
+            len(pipelines) == 1
+            and pipelines[0].resident
+            and pipelines[0].microbatches == pipelines[0].batches_per_update == 1
+            and Workers(strategy).replicas_of_each == 1
+            and not path_of(strategy).places_order
+        )
 
     def _updated(
         self,

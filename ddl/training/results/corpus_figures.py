@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ddl.data import BatchPipeline
+from ddl.data.pipeline import BatchPipeline
 from ddl.data.source import Source
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError

@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-from ddl.data import ArraySource, BatchPipeline
+from ddl.data.pipeline import BatchPipeline
 
 _LIMIT = 1 << 26
 """Bytes of arrays that unused trainers may hold until Python collects them."""
@@ -27,4 +27,5 @@ def free_unused() -> None:
 def note_arrays(trainer: Any, pipelines: Iterable[BatchPipeline]) -> None:
     """Notes the arrays of a trainer for `free_unused`."""
     sources = {id(one.source): one.source for one in pipelines}.values()
-    _HELD[trainer] = sum(one.nbytes for one in sources if isinstance(one, ArraySource))
+    arrays = [a for one in sources for a in (getattr(one, "arrays", None) or {}).values()]
+    _HELD[trainer] = sum(array.nbytes for array in arrays)

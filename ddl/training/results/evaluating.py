@@ -5,13 +5,12 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from ddl.data import BatchPipeline
+from ddl.data.pipeline import BatchPipeline
 from ddl.data.source import Source
 from ddl.errors import ConfigError
 from ddl.signals import deferring_interrupt
 from ddl.step.state import TrainingState
 from ddl.training.checks.arguments import check_one_data_set
-from ddl.training.results.other_data import check_one_order
 from ddl.training.results.readings import Readings
 
 
@@ -154,7 +153,6 @@ class Evaluating(Readings):
           DataError: If the data have no order of their own.
         """
         self._parts.given.check_predicts(what)
-        check_one_order(source, what)
 
     def evaluation_weights(self, *, averaged: bool = True) -> AbstractContextManager[None]:
         """Gives the model the weights for evaluation and export within the `with` block.

@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ddl.data import ArraySource, BatchPipeline, as_source
 from ddl.data.checks import check_same_classes, check_same_features, warn_of_another_kind
+from ddl.data.conversion import as_source
+from ddl.data.pipeline import BatchPipeline
 from ddl.data.source import Source
-from ddl.data.stream import StreamSource
+from ddl.data.stream import Stream
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError, DataError, check_no_text, check_takes
 from ddl.step.compiled.compiler import Compiler
@@ -33,11 +34,11 @@ class OtherData:
         self,
         task: Any,
         strategy: tf.distribute.Strategy,
-        pipeline: Callable[[Any, Source, bool], BatchPipeline],
+        pipeline: Callable[[Any, Source | Stream, bool], BatchPipeline],
         objective: Callable[[BatchPipeline], Objective],
         compiler: Callable[[], Compiler],
         trained_on: dict[str, tf.TensorSpec] | None,
-        training: Source | None,
+        training: Source | Stream | None,
     ):
         """Keeps the arguments; traces nothing.
 
@@ -70,6 +71,7 @@ class OtherData:
         """
         asynchronous = traits_of(self._strategy).asynchronous
         pipeline = self._pipeline(self._task, as_source(data), asynchronous)
+        pipeline.count_examples()
         if self._trained_on is not None:
             check_same_features(self._trained_on, pipeline.element_spec)
             check_same_classes(self._training, pipeline.source)
@@ -156,7 +158,7 @@ class OtherData:
 
     def outputs(
         self,
-        source: Source,
+        source: Source | Stream,
         state: TrainingState,
         features: Sequence[str] | None,
         max_bytes: int,
@@ -183,7 +185,9 @@ class OtherData:
         prediction = self._prediction(pipeline, names, weightless=False)
         return prediction.run_within(pipeline, state, max_bytes, keeps)
 
-    def check_outputs(self, source: Source, features: Sequence[str] | None) -> tuple[str, ...]:
+    def check_outputs(
+        self, source: Source | Stream, features: Sequence[str] | None
+    ) -> tuple[str, ...]:
         """Checks data for `outputs`, without reading any; returns the names of the features.
 
         Args:
@@ -193,7 +197,6 @@ class OtherData:
         Raises:
           DataError: If the data have no order or lack a feature, or a feature is text.
         """
-        check_one_order(source, "OfAllOutputs")
         spec = source.element_spec
         names = tuple(spec) if features is None else tuple(features)
         for name in names:
@@ -227,9 +230,9 @@ class OtherData:
                 "checkpoint under another strategy."
             )
 
-    def _pipeline_of_outputs(self, source: Source, what: str) -> BatchPipeline:
-        check_one_order(source, what)
+    def _pipeline_of_outputs(self, source: Source | Stream, what: str) -> BatchPipeline:
         pipeline = self._pipeline(None, source, False)
+        pipeline.count_examples()
         self._check_shapes(pipeline)
         return pipeline
 
@@ -259,14 +262,14 @@ class OtherData:
             _keep(self._predictions, form, made)
         return self._predictions[form]
 
-    def _source_of_inputs(self, data: Any) -> Source:
+    def _source_of_inputs(self, data: Any) -> Source | Stream:
         if isinstance(data, tf.data.Dataset) and isinstance(data.element_spec, tf.TensorSpec):
             name = self._name_of_input()
             named = tf.autograph.experimental.do_not_convert(lambda inputs: {name: inputs})
             return as_source(data.map(named))
-        if isinstance(data, Sequence) or not (hasattr(data, "__array__") or tf.is_tensor(data)):
+        if not (isinstance(data, np.ndarray) or tf.is_tensor(data)):
             return as_source(data)
-        return ArraySource({self._name_of_input(): data})
+        return Source({self._name_of_input(): data})
 
     def _name_of_input(self) -> str:
         name = getattr(self._task, "input_name", None)
@@ -289,20 +292,6 @@ class OtherData:
                 )
             if name in given:
                 warn_of_another_kind(name, spec.dtype, given[name].dtype)
-
-
-def check_one_order(source: Source, what: str) -> None:
-    """Raises DataError if the examples of a source have no order of their own.
-
-    Args:
-      source: The data.
-      what: Name of what needs the order, for the error.
-    """
-    if isinstance(source, StreamSource) and source.shards > 1:
-        raise DataError(
-            f"{what} needs examples in one order, got a stream of {source.shards} shards. "
-            "Pass a stream without shards, or one shard at a time."
-        )
 
 
 def _form(pipeline: BatchPipeline) -> Any:

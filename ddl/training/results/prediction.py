@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ddl.data import BatchPipeline
 from ddl.data.checks import data_errors
-from ddl.data.pipeline import Batch
+from ddl.data.pipeline import Batch, BatchPipeline
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, DataError
 from ddl.microbatch import Microbatch
@@ -175,7 +174,7 @@ class Prediction:
         """Yields outputs and features of each batch, without the padding; [] if not kept."""
         self._pipeline = pipeline
         try:
-            with data_errors(), device_errors():
+            with data_errors(pipeline.source), device_errors():
                 iterator = pipeline.iterator(self._strategy, first_batch)
                 if self._structure is None:
                     # Not by a call: TensorFlow counts the traces of all predictions of a process
@@ -186,7 +185,7 @@ class Prediction:
                 self._check_bytes(pipeline.num_examples, max_bytes)
             left = pipeline.num_examples - first_batch * pipeline.global_batch_size
             for number in range(first_batch, pipeline.steps_per_epoch):
-                with data_errors(), device_errors():
+                with data_errors(pipeline.source), device_errors():
                     # What a batch draws depends on its number, wherever the reading began.
                     counter = tf.constant(number, tf.int64)
                     batch = self._outputs(iterator, counter, state.batches, state.step)

@@ -15,7 +15,7 @@ from ddl.training.runner import LoopRunner
 class Readings:
     """The part of `ddl.Trainer` that only reads its state."""
 
-    steps_per_epoch: int
+    steps_per_epoch: int | None
     history: History
     _parts: Assembly
     _runner: LoopRunner
@@ -116,4 +116,8 @@ class Readings:
 
     def _record(self, split: str, figures: dict[str, float]) -> None:
         """Adds figures of this step to the history."""
-        self.history.write(self.step, self.step / self.steps_per_epoch, split, figures)
+        self.history.write(self.step, self.epoch_at(self.step), split, figures)
+
+    def epoch_at(self, step: int) -> float:
+        """Returns the passes over the training data at a step; 0 for data of unknown length."""
+        return step / self.steps_per_epoch if self.steps_per_epoch else 0.0

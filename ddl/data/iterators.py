@@ -18,17 +18,17 @@ from absl import logging
 _LIVE: weakref.WeakSet = weakref.WeakSet()
 
 
-def iterator_of(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy | None) -> Any:
+def iterator_of(dataset: Any, strategy: tf.distribute.Strategy | None = None) -> Any:
     """Returns an iterator, which ends while Python can still be called.
 
     Args:
-      dataset: The data set.
-      strategy: Distributes the batches; None for a plain iterator.
+      dataset: The data set, distributed or not.
+      strategy: Distributes the batches of a data set of one process.
     """
-    iterator = iter(
-        dataset if strategy is None else strategy.experimental_distribute_dataset(dataset)
-    )
-    made = [iterator]  # TensorFlow's default strategy distributes nothing
+    if strategy is not None:  # TensorFlow's default strategy distributes nothing
+        dataset = strategy.experimental_distribute_dataset(dataset)
+    iterator = iter(dataset)
+    made = [iterator]
     if isinstance(iterator, tf.distribute.DistributedIterator):
         made = [each._iterator for each in iterator._iterators]  # one for each worker
     for one in made:

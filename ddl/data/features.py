@@ -1,0 +1,122 @@
+"""Features of an example: their names, dtypes and shapes, of which all examples have the same."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ddl.errors import DataError
+
+ONE_LENGTH = (
+    "Pad all to one length in the reader, or pack several into rows of one length "
+    "(ddl.data.packed)."
+)
+"""The remedy for features whose shapes vary."""
+
+
+def named(example: Any, what: str) -> dict[str, Any]:
+    """Returns an example as a dict of features; a tuple's parts become "image", "label", "weight".
+
+    Args:
+      example: A dict; or (x, y) or (x, y, weight), where x may be a dict of features.
+      what: What messages call the example.
+
+    Raises:
+      DataError: If the example has another form, or a feature is a dict.
+    """
+    if isinstance(example, tuple | list) and len(example) in (2, 3):
+        inputs, *others = example
+        parts = dict(zip(("label", "weight"), others, strict=False))
+        features = dict(inputs) if isinstance(inputs, Mapping) else {"image": inputs}
+        if both := parts.keys() & features.keys():
+            raise DataError(
+                f"{what} is a tuple (x, y) whose x has the feature {min(both)!r} too. Rename it, "
+                "or pass one dict of all features."
+            )
+        example = features | {name: part for name, part in parts.items() if part is not None}
+    if not isinstance(example, Mapping) or not example:
+        raise DataError(
+            f"{what} must be a dict of features, or a tuple (x, y) or (x, y, weight), got "
+            f"{example!r:.80}."
+        )
+    for name, value in example.items():
+        if not isinstance(name, str):
+            raise DataError(f"{what} has a feature named {name!r:.40}. Name features by texts.")
+        if isinstance(value, Mapping):
+            raise DataError(
+                f"Feature {name!r} of {what} is a dict of {', '.join(map(str, value))}. Put its "
+                "features beside the others."
+            )
+    return dict(example)
+
+
+def array_of(value: Any) -> np.ndarray:
+    """Converts a feature into an array; text becomes Python objects, which keep zero bytes."""
+    array = np.asarray(value)
+    return array.astype(object) if array.dtype.kind in "US" else array
+
+
+def tensorflow_dtype(name: str, value: np.ndarray) -> tf.DType:
+    """Returns the TensorFlow dtype of a feature; text becomes tf.string.
+
+    Raises:
+      DataError: If TensorFlow lacks the dtype, or the feature holds other Python objects.
+    """
+    dtype = value.dtype if isinstance(value, np.ndarray | np.generic) else np.asarray(value).dtype
+    if dtype.kind in "US":
+        return tf.string
+    if dtype.kind == "O":
+        if all(isinstance(one, str | bytes) for one in np.asarray(value, object).flat):
+            return tf.string
+        raise DataError(
+            f"Feature {name!r} must be numbers or text of one shape, got Python objects. "
+            f"{ONE_LENGTH}"
+        )
+    try:
+        return tf.as_dtype(dtype)
+    except TypeError:
+        raise DataError(
+            f"Feature {name!r} has dtype {dtype}, which TensorFlow lacks. Convert it."
+        ) from None
+
+
+def checked_spec(spec: Any, what: str) -> dict[str, tf.TensorSpec]:
+    """Returns the specification of an example after checking that all shapes are static.
+
+    Args:
+      spec: Tensors or their specifications by feature.
+      what: What made the example, for errors.
+
+    Raises:
+      DataError: If a feature is not dense, or its shape is not known.
+    """
+    found = {}
+    for name, feature in spec.items():
+        if isinstance(feature, tf.SparseTensorSpec | tf.SparseTensor):
+            raise DataError(
+                f"Feature {name!r} of {what} is a sparse tensor. Call tf.sparse.to_dense, and pad "
+                "it to one length."
+            )
+        if isinstance(feature, tf.RaggedTensorSpec | tf.RaggedTensor):
+            raise DataError(
+                f"Feature {name!r} of {what} is a ragged tensor. Call feature.to_tensor(shape=[…])."
+            )
+        shape = tf.TensorShape(feature.shape)
+        if not shape.is_fully_defined():
+            raise DataError(
+                f"Feature {name!r} of {what} must have one static shape, got {shape}. If it has "
+                f"one, call tf.ensure_shape. {ONE_LENGTH}"
+            )
+        found[name] = tf.TensorSpec(shape, feature.dtype, name)
+    return found
+
+
+def check_weight_spec(spec: Mapping[str, tf.TensorSpec], what: str) -> None:
+    """Raises DataError if the feature "weight" is no float []."""
+    weight = spec.get("weight")
+    if weight is not None and (weight.shape.rank or not weight.dtype.is_floating):
+        raise DataError(
+            f"Feature 'weight' of {what} must be one float per example, got {weight.dtype.name} of "
+            f"shape {weight.shape}. Give each example one number, such as np.float32(1)."
+        )

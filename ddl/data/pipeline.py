@@ -1,0 +1,496 @@
+"""Global batches of static shape, addressed by number, for any strategy."""
+
+import os
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from ddl.data.iterators import iterator_of
+from ddl.data.order import batch_indices, steps_per_epoch
+from ddl.data.resident import ResidentArrays
+from ddl.data.source import Source
+from ddl.data.stream import Stream
+from ddl.devices.path import path_of
+from ddl.devices.wide_integers import narrowed
+from ddl.distribution.workers import Workers
+from ddl.microbatch import Microbatch, is_compiled
+from ddl.random import batch_counter
+from ddl.seeds import hashed
+
+_ENDLESS = 2**62
+_SEED, _PADDING = "ddl_seed", "ddl_padding"  # columns beside the features of an item
+_AHEAD = 4  # batches: enough to keep the devices busy when one takes longer than others
+_LEAST_THREADS = 8  # with two threads, tf.data wakes one for nearly each example
+
+
+class Batch(NamedTuple):
+    """The batches of an update, as `strategy.run` passes each replica its part.
+
+    Attributes:
+      rows: Features or "index", and "weight" unless all are 1: [rows, …] of the update; or of many
+        updates, [updates, rows], if there is a `place`.
+      arrays: Arrays on the replica's device that "index" refers to; {} if `rows` holds features.
+      counter: `ddl.random.batch_counter` of the update's number, uint64 [2].
+      place: Place of the update in `rows`, int32 or int64 []; () if `rows` holds one update.
+    """
+
+    rows: Any
+    arrays: Any
+    counter: tf.Tensor
+    place: Any = ()
+
+
+class BatchPipeline:
+    """Batch k of a run for every k, independent of the devices.
+
+    A global batch of B rows is split into A microbatches of B/A rows. Each microbatch is split
+    among the R replicas: in microbatch m, replica r computes the b = B/A/R rows from m·B/A + r·b
+    on. All replicas together therefore see the same rows in the same order for every R, in each
+    microbatch too. The last batch of an epoch is padded to B rows; padding has weight 0.
+
+    Attributes:
+      source: The examples.
+      global_batch_size: B.
+      microbatches: A.
+      seed: Seed of the layers' random numbers.
+      order_seed: Seed of the order.
+      shuffle: Whether each epoch has its own order.
+      num_examples: Examples of an epoch; None if the data have no end, or their length is unknown.
+      batches_per_update: Batches that an update reads one after the other. Assign before the first
+        iterator.
+      resident: Whether the arrays lie on the devices, and an update gathers its rows there.
+    """
+
+    def __init__(
+        self,
+        source: Source | Stream,
+        global_batch_size: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        resident: bool | Literal["auto"] = "auto",
+        microbatches: int = 1,
+        order_seed: int | None = None,
+    ):
+        """Decides whether the arrays reside on the devices; places nothing yet.
+
+        Args:
+          source: The examples.
+          global_batch_size: B. If it exceeds the number of examples, an epoch is one padded batch.
+          seed: Seed of the layers' random numbers.
+          shuffle: Whether each epoch has its own order; else, and for a stream, the data's own.
+          resident: Whether arrays are kept on the devices and batches gathered there. `auto` does
+            so up to 256 MiB. The batches are bitwise the same.
+          microbatches: A. B must be a multiple of A · R; the pipeline does not check this.
+          order_seed: Seed of the order; None: `seed`.
+
+        Raises:
+          ConfigError: If the batch size is not positive, or `resident` is True for data that are
+            not numeric arrays.
+        """
+        self.source = source
+        self.global_batch_size = global_batch_size
+        self.microbatches = microbatches
+        self.seed = seed
+        self.order_seed = seed if order_seed is None else order_seed
+        self.shuffle = shuffle
+        self.num_examples = len(source) if isinstance(source, Source) else source.num_examples
+        self.batches_per_update = 1
+        steps_per_epoch(self.num_examples or 1, global_batch_size)  # checks the sizes
+        self._arrays = ResidentArrays(source, resident)
+        self.resident = self._arrays.are_used
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Updates in which each example is read once, rounded up; None as `num_examples`."""
+        if self.num_examples is None:
+            return None
+        batches = steps_per_epoch(self.num_examples, self.global_batch_size)
+        return -(-batches // self.batches_per_update)
+
+    def count_examples(self) -> int:
+        """Returns the number of examples of an epoch; reads data of unknown length once.
+
+        Raises:
+          DataError: If the data have no end.
+        """
+        if self.num_examples is None:
+            assert isinstance(self.source, Stream)
+            self.num_examples = self.source.count()
+        return self.num_examples
+
+    @property
+    def always_full(self) -> bool:
+        """Whether every weight of every batch is 1."""
+        if "weight" in self.source.element_spec:
+            return False
+        if self.num_examples is None:
+            return isinstance(self.source, Stream) and self.source.is_endless
+        return self.num_examples % self.global_batch_size == 0
+
+    @property
+    def element_spec(self) -> dict[str, tf.TensorSpec]:
+        """Spec of one example as `examples` returns it, without the batch dimension.
+
+        Includes "weight", float32 [].
+        """
+        return {**self.source.element_spec, "weight": tf.TensorSpec([], tf.float32, "weight")}
+
+    def iterator(
+        self, strategy: tf.distribute.Strategy, first_update: int = 0, *, repeats: bool = False
+    ) -> Any:
+        """Returns an endless, distributed iterator over the rows of updates.
+
+        Cross-replica context, eager. Each element gives each replica its own rows on its device:
+        features, or "index" if the arrays are resident, and "weight".
+
+        Args:
+          strategy: Strategy of the training.
+          first_update: Number of the first update, counted from 0 over the whole run.
+          repeats: Whether to read the first epoch again and again. Later epochs of a mixture, or of
+            examples that draw by their seed, are others.
+        """
+        workers = Workers(strategy)
+        dataset = self._updates(first_update, workers)
+        if repeats and self.steps_per_epoch is not None:
+            dataset = dataset.take(self.steps_per_epoch).repeat()
+        dataset = self._sent(dataset, path_of(strategy).packs_int32)
+        if workers.number == 1:
+            return iterator_of(_finished(dataset, not self.resident), strategy)
+        # `experimental_distribute_dataset` would batch anew over the replicas of all workers.
+        own = _finished(_by_replica(dataset, workers.replicas_of_each), not self.resident)
+        return iterator_of(strategy.distribute_datasets_from_function(lambda _: own))
+
+    def next_batch(
+        self, iterator: Any, strategy: tf.distribute.Strategy, number: tf.Tensor
+    ) -> Batch:
+        """Returns an iterator's next batch. Cross-replica context, in a graph.
+
+        Args:
+          iterator: The result of `iterator`.
+          strategy: Strategy of the training.
+          number: Number of the update, int64 [].
+        """
+        return Batch(next(iterator), self.resident_arrays(strategy), batch_counter(number))
+
+    def table(
+        self, strategy: tf.distribute.Strategy, first_update: int, count: int
+    ) -> dict[str, np.ndarray]:
+        """Computes which rows of the arrays `count` updates read, on this process's replicas.
+
+        Args:
+          strategy: Strategy of the training.
+          first_update: Number of the first update, counted from 0 over the whole run.
+          count: Number of updates.
+
+        Returns:
+          "index", int64 [replicas of this process, count, rows of a replica], and "weight",
+          float32, unless `always_full`.
+        """
+        index, weight = self._own_indices(first_update, count, Workers(strategy))
+        made = {"index": index} if self.always_full else {"index": index, "weight": weight}
+        return {name: np.ascontiguousarray(each.swapaxes(0, 1)) for name, each in made.items()}
+
+    def resident_arrays(self, strategy: tf.distribute.Strategy) -> dict[str, Any]:
+        """Returns the arrays on the devices, to pass to `strategy.run`; {} if not resident.
+
+        The first call places the arrays. Cross-replica context, eager or while tracing.
+        """
+        return self._arrays.on_devices(strategy)
+
+    def gathered(self, batch: Batch, strategy: tf.distribute.Strategy) -> Batch:
+        """Returns the batch with its examples in place of their indices. Cross-replica context.
+
+        For a single replica of this process, and a single microbatch.
+        """
+        rows = strategy.run(self.examples, (batch,))
+        if self.always_full:
+            del rows["weight"]  # constant ones, which `examples` makes again
+        return Batch(rows, {}, batch.counter)
+
+    def examples(
+        self, batch: Batch, microbatch: tf.Tensor | int = 0, place: tf.Tensor | int = 0
+    ) -> dict[str, tf.Tensor]:
+        """Returns a replica's examples of one microbatch. Replica context, inside the step.
+
+        Args:
+          batch: The batches of the update on this replica, as `strategy.run` passes them.
+          microbatch: Microbatch number from 0 on, int32 [].
+          place: Place of its batch among those of the update, int32 [].
+
+        Returns:
+          Features [b, …] and "weight", float32 [b].
+        """
+        element = batch.rows if isinstance(batch.place, tuple) else _row_of(batch)
+        size = self._rows_of_replica()
+        held = next(iter(element.values())).shape[0]
+        if held != size:
+            first = (place * self.microbatches + microbatch) * size
+            element = {name: _slice(rows, first, size) for name, rows in element.items()}
+        if self.always_full:
+            # A constant, so that the graph can be simplified before it runs.
+            element = {**element, "weight": tf.ones([size])}
+        if batch.arrays:
+            features = self._arrays.gather(batch.arrays, element["index"])
+            return _weighted(features, element["weight"])
+        spec = self.element_spec
+        wide = {name for name, rows in element.items() if rows.dtype != spec[name].dtype}
+        return {**element, **{name: narrowed(element[name], spec[name].dtype) for name in wide}}
+
+    def microbatch(
+        self,
+        batch: Batch,
+        features: Mapping[str, tf.Tensor],
+        number: tf.Tensor | int = 0,
+        *,
+        training: bool,
+        step: tf.Tensor,
+        position: tf.Tensor | None = None,
+        draws: int = 0,
+    ) -> Microbatch:
+        """Builds the `Microbatch` that layers query, for the rows of `examples`. Replica context.
+
+        Args:
+          batch: The batch.
+          features: The result of `examples`.
+          number: Microbatch number within the global batch, int32 [].
+          training: As in `Microbatch`.
+          step: As in `Microbatch`.
+          position: As in `Microbatch`.
+          draws: As in `Microbatch`.
+        """
+        return Microbatch(
+            seed=self.seed,
+            training=training,
+            counter=batch.counter,
+            first_row=self._first_row(number),
+            rows=self._rows_of_replica(),
+            mask=None if self.always_full else features["weight"] > 0,
+            position=position,
+            draws=draws,
+            weight=features["weight"],
+            step=step,
+        )
+
+    def first_examples(self, count: int) -> dict[str, tf.Tensor]:
+        """Returns the first examples of a run, [count, …]: features, and "weight" if the data have it.
+
+        Eager. They repeat if there are fewer. A stream is read from its beginning.
+        """
+        source = self.source
+        if isinstance(source, Stream):
+            batch = next(iter(source.batches(count, 0).take(1)))
+            return {name: batch[name] for name in source.element_spec}
+        index, _ = batch_indices(
+            0,
+            1,
+            num_examples=len(source),
+            global_batch_size=count,
+            seed=self.order_seed,
+            shuffle=self.shuffle,
+        )
+        with tf.device("CPU:0"):
+            rows = {name: tf.constant(column) for name, column in source.rows(index[0]).items()}
+            if source.decode is None:
+                return rows
+            decoded = [
+                source.decoded({name: column[row] for name, column in rows.items()}, seed)
+                for row, seed in enumerate(self._seeds(index[0], np.zeros(count, np.int64)))
+            ]
+            return {name: tf.stack([one[name] for one in decoded]) for name in decoded[0]}
+
+    def _first_row(self, microbatch: tf.Tensor | int) -> tf.Tensor | int:
+        """Returns the position in the global batch of the first row of `examples`. Replica context.
+
+        Returns:
+          int64 [], or a Python integer if it is known while tracing.
+        """
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        known = tf.get_static_value(replica)
+        replica = tf.cast(replica, tf.int64) if known is None else int(known)
+        if not isinstance(microbatch, int):
+            microbatch = tf.cast(microbatch, tf.int64)
+        rows_of_microbatch = self.global_batch_size // self.microbatches
+        return microbatch * rows_of_microbatch + replica * self._rows_of_replica()
+
+    def _rows_of_replica(self) -> int:
+        """Returns b, the rows per replica and microbatch. Replica context."""
+        replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+        return self.global_batch_size // self.microbatches // replicas
+
+    def _updates(self, first: int, workers: Workers) -> tf.data.Dataset:
+        """Builds a data set of the rows of this process in each update, grouped by replica."""
+        if isinstance(self.source, Stream):
+            return self._updates_of_stream(self.source, first, workers)
+        source, decodes = self.source, self.source.decode is not None and not self.resident
+        specs = {"index": tf.TensorSpec([], tf.int64)} if self.resident else dict(source.row_spec)
+        if decodes:
+            specs |= {_SEED: tf.TensorSpec([2], tf.int64), _PADDING: tf.TensorSpec([], tf.float32)}
+        else:
+            specs["weight"] = tf.TensorSpec([], tf.float32)
+        size = self.global_batch_size * self.batches_per_update // workers.number
+
+        def read(number: np.ndarray) -> list[np.ndarray]:
+            rows = self._read(int(number), workers)
+            return [rows[name] for name in specs]
+
+        @tf.autograph.experimental.do_not_convert  # converting takes longer than tracing
+        def rows_of(number: tf.Tensor) -> dict[str, tf.Tensor]:
+            columns = tf.numpy_function(read, [number], [spec.dtype for spec in specs.values()])
+            for column, spec in zip(columns, specs.values(), strict=True):
+                column.set_shape([size, *spec.shape])
+            return dict(zip(specs, columns, strict=True))
+
+        @tf.autograph.experimental.do_not_convert
+        def decoded(row: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            seed, padding = row.pop(_SEED), row.pop(_PADDING)
+            return _weighted(source.decoded(row, seed), padding)
+
+        # Repeated, so that it counts as endless: tf.distribute asks others whether they have ended.
+        numbers = tf.data.Dataset.range(first, _ENDLESS).repeat()
+        blocks = numbers.map(rows_of, num_parallel_calls=_cores(), deterministic=True)
+        if not decodes:
+            return blocks
+        examples = blocks.unbatch().map(decoded, num_parallel_calls=_cores(), deterministic=True)
+        return examples.batch(size, drop_remainder=True)
+
+    def _read(self, update: int, workers: Workers) -> dict[str, np.ndarray]:
+        """Reads the rows of this process in an update, with their weights, padding and seeds."""
+        assert isinstance(self.source, Source)
+        index, weight = (each.ravel() for each in self._own_indices(update, 1, workers))
+        if self.resident:
+            return {"index": index, "weight": weight}
+        rows = self.source.rows(index)
+        if self.source.decode is None:
+            own = rows.get("weight")
+            return {**rows, "weight": weight if own is None else weight * own.astype(np.float32)}
+        steps = steps_per_epoch(len(self.source), self.global_batch_size)
+        number = self.batches_per_update
+        epochs = (update * number + np.arange(number)) // steps
+        of_rows = np.tile(np.repeat(epochs, self._rows_of_one(workers)), workers.replicas_of_each)
+        return {**rows, _SEED: self._seeds(index, of_rows), _PADDING: weight}
+
+    def _rows_of_one(self, workers: Workers) -> int:
+        """Returns the rows of a replica in one batch, of all its microbatches."""
+        return self.global_batch_size // (workers.number * workers.replicas_of_each)
+
+    def _seeds(self, index: np.ndarray, epoch: np.ndarray) -> np.ndarray:
+        """Returns the seeds of examples in their epochs, int64 [b, 2]."""
+        keys = {one: hashed(self.order_seed, "decode", int(one)) for one in np.unique(epoch)}
+        return np.stack([np.array([keys[one] for one in epoch], np.int64), index], axis=1)
+
+    def _own_indices(
+        self, first_update: int, count: int, workers: Workers
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns indices and weights of this process, [count, own replicas, rows of a replica]."""
+        assert isinstance(self.source, Source)
+        number, replicas = self.batches_per_update, workers.number * workers.replicas_of_each
+        found = batch_indices(
+            first_update * number,
+            count * number,
+            num_examples=len(self.source),
+            global_batch_size=self.global_batch_size,
+            seed=self.order_seed,
+            shuffle=self.shuffle,
+        )
+        own = slice(
+            workers.index * workers.replicas_of_each, (workers.index + 1) * workers.replicas_of_each
+        )
+        shape = count, number, self.microbatches, replicas, -1
+        index, weight = (
+            each.reshape(shape).transpose(0, 3, 1, 2, 4).reshape(count, replicas, -1)[:, own]
+            for each in found
+        )
+        return index, weight
+
+    def _updates_of_stream(self, stream: Stream, first: int, workers: Workers) -> tf.data.Dataset:
+        """Builds `_updates` of a stream, which every worker reads whole."""
+        number, replicas = self.batches_per_update, workers.replicas_of_each
+        rows = np.arange(self.global_batch_size)
+        rows = rows.reshape(self.microbatches, workers.number * replicas, -1)
+        own = rows.transpose(1, 0, 2).reshape(workers.number, -1)[workers.index]
+        batches = stream.batches(self.global_batch_size, first * number, rows=own)
+        if number == 1:
+            return batches
+        # Batches one after the other, each grouped by replica, become one group a replica.
+        order = np.arange(number * len(own)).reshape(number, replicas, -1).swapaxes(0, 1).ravel()
+
+        def by_replica(column: tf.Tensor) -> tf.Tensor:
+            return tf.gather(tf.reshape(column, [len(order), *column.shape[2:]]), order)
+
+        @tf.autograph.experimental.do_not_convert
+        def of_update(element: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            return {name: by_replica(column) for name, column in element.items()}
+
+        return batches.batch(number, drop_remainder=True).map(of_update)
+
+    def _sent(self, dataset: tf.data.Dataset, widens: bool) -> tf.data.Dataset:
+        """Leaves out weights that are all 1, and widens integers that GPUs would keep on the host.
+
+        TensorFlow keeps int32 in host memory: such a feature would be copied to a GPU, back to the
+        host, and to the GPU again.
+        """
+        left_out = {"weight"} if self.always_full else set()
+        kinds = (tf.int32, tf.uint32) if widens else ()
+        wide = {name for name, spec in dataset.element_spec.items() if spec.dtype in kinds}
+
+        @tf.autograph.experimental.do_not_convert
+        def sent(element: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            element = {name: rows for name, rows in element.items() if name not in left_out}
+            return element | {name: tf.cast(element[name], tf.int64) for name in wide}
+
+        return dataset.map(sent) if left_out or wide else dataset
+
+
+def _row_of(batch: Batch) -> dict[str, tf.Tensor]:
+    """Returns an update's row of a table."""
+    if batch.place.dtype == tf.int32:  # on the host: the rows are a view
+        return {name: rows[batch.place] for name, rows in batch.rows.items()}
+    # A slice would read the place on the host, and so make the host wait for a GPU.
+    return {name: tf.gather(rows, batch.place) for name, rows in batch.rows.items()}
+
+
+def _slice(rows: tf.Tensor, first: tf.Tensor | int, size: int) -> tf.Tensor:
+    """Returns `size` rows from number `first` on, in static shape. In a graph."""
+    if is_compiled():  # XLA would compile a strided slice anew for each place
+        places = tf.stack([first] + [0] * (rows.shape.rank - 1))
+        return tf.slice(rows, places, [size, *rows.shape[1:]])
+    return tf.ensure_shape(rows[first : first + size], [size, *rows.shape[1:]])
+
+
+@tf.autograph.experimental.do_not_convert
+def _weighted(features: dict[str, tf.Tensor], padding: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Adds "weight": 0 for padding, else the example's own weight or 1."""
+    if "weight" in features:
+        padding *= tf.cast(features["weight"], tf.float32)
+    return {**features, "weight": padding}
+
+
+def _by_replica(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
+    """Splits elements, whose rows are grouped by replica, into one element for each replica."""
+
+    @tf.autograph.experimental.do_not_convert
+    def split(element: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        return {n: tf.reshape(r, [replicas, -1, *r.shape[1:]]) for n, r in element.items()}
+
+    return dataset.map(split).unbatch() if replicas > 1 else dataset
+
+
+def _finished(dataset: tf.data.Dataset, ahead: bool) -> tf.data.Dataset:
+    """Returns the data set with the options of all of ddl's; `ahead` prefetches."""
+    options = tf.data.Options()
+    options.deterministic = True
+    # The data set holds exactly this process's rows. Auto-sharding would split them again.
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    # A map and a buffer need no autotuning. Destroying an iterator waits for the autotuner's thread
+    # to wake up, which it does ever less often, down to once a minute.
+    options.autotune.enabled = False
+    options.threading.private_threadpool_size = max(_LEAST_THREADS, _cores())
+    return (dataset.prefetch(_AHEAD) if ahead else dataset).with_options(options)
+
+
+def _cores() -> int:
+    """Returns the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,1 +1,0 @@
-"""Files of records: reading one record by its number, and writing."""
