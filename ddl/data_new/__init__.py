@@ -1,1 +1,0 @@
-"""Data: the order of examples, their sources, and batches for the replicas."""
