@@ -51,7 +51,7 @@ class Batches(keras.utils.PyDataset):
 
 
 def _arrays(given: Data) -> data.Source:
-    return data.ArraySource(image=given.images)
+    return data.Source(dict(image=given.images))
 
 
 def _look_ups(given: Data) -> data.Source:
@@ -110,13 +110,13 @@ def _packed(given: Data) -> data.Source:
 def _joined(given: Data) -> data.Source:
     half = len(given.images) // 2
     parts = given.images[:half], given.images[half:]
-    return data.concatenation([data.ArraySource(image=part) for part in parts])
+    return data.concatenation([data.Source(dict(image=part)) for part in parts])
 
 
 def _mixture(given: Data) -> data.Source:
     half = len(given.images) // 2
     parts = given.images[:half], given.images[half:]
-    return data.Mixture([data.ArraySource(image=part) for part in parts], MIXED["shares"])
+    return data.Mixture([data.Source(dict(image=part)) for part in parts], MIXED["shares"])
 
 
 def _generator(given: Data) -> data.Source:

@@ -49,11 +49,11 @@ def auc_by_ranks(outputs: np.ndarray, features: dict[str, tf.Tensor]) -> dict[st
 
 
 @gin.register
-def points(n: int, seed: int) -> ddl.data.ArraySource:
+def points(n: int, seed: int) -> ddl.data.Source:
     """Draws n points; two of a hundred belong to the rare class, a ring around the others."""
     random = np.random.default_rng(seed)
     label = (np.arange(n) % 50 == 0).astype(np.int32)
     angle = random.uniform(0, 2 * np.pi, n)
     radius = np.where(label, 2.5, 0) + random.normal(0, 1, n)
     point = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
-    return ddl.data.ArraySource(point=point.astype(np.float32), label=label)
+    return ddl.data.Source(dict(point=point.astype(np.float32), label=label))

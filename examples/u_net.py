@@ -7,7 +7,7 @@ import ddl
 
 
 @gin.register
-def shapes(n: int, seed: int, size: int = 16) -> ddl.data.ArraySource:
+def shapes(n: int, seed: int, size: int = 16) -> ddl.data.Source:
     """Draws n noisy images of one disk and one square each, and the class of each pixel."""
     random = np.random.default_rng(seed)
     row, column = np.mgrid[:size, :size]
@@ -17,4 +17,4 @@ def shapes(n: int, seed: int, size: int = 16) -> ddl.data.ArraySource:
         label[(row - y) ** 2 + (column - x) ** 2 <= 9] = 1
         label[top : top + 5, left : left + 5] = 2
     images = (labels > 0) + random.normal(0, 0.3, labels.shape)
-    return ddl.data.ArraySource(image=images[..., None].astype(np.float32), label=labels)
+    return ddl.data.Source(dict(image=images[..., None].astype(np.float32), label=labels))

@@ -1,6 +1,5 @@
 """Callbacks in runs of `ddl.fit`: when they are called, and what they may do."""
 
-import types
 
 import numpy as np
 import pytest
@@ -10,13 +9,10 @@ import ddl
 from ddl.callbacks import (
     AfterEvaluation,
     AfterSave,
-    ConfusionMatrix,
     Every,
-    SampleImages,
-    pictures,
 )
 from ddl.data.pipeline import BatchPipeline
-from ddl.errors import ConfigError, DataError
+from ddl.errors import ConfigError
 from ddl.training.runner import LoopRunner
 from tests.callbacks.runs import DATA, events, fit, lines, make_trainer, weights
 
@@ -313,47 +309,3 @@ def test_nothing_may_change_after_a_save(trainer, tmp_path, message):
 
 def test_pipelines_of_other_sources_are_as_before(trainer):
     assert all(type(one) is BatchPipeline for one in trainer.pipelines.values())
-
-
-def test_a_confusion_matrix_leaves_out_rows_of_weight_0():
-    weight = np.tile([0.0, 3.0], 20).astype("f4")
-    trainer = make_trainer({**DATA, "weight": weight})
-    tables = []
-    write = types.SimpleNamespace(
-        images=lambda name, image: None, text=lambda name, text: tables.append(text)
-    )
-    matrix = ConfusionMatrix()
-    matrix.check(trainer)
-    matrix._show(types.SimpleNamespace(trainer=trainer, write=write))
-    rows = [line.split("|")[2:-1] for line in tables[0].splitlines()[2:]]
-    of_labels = np.array(rows, int).sum(1)
-    np.testing.assert_array_equal(of_labels, np.bincount(DATA["label"][weight > 0]))
-
-
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_a_confusion_matrix_needs_scores_of_classes(replicas):
-    """Told from a trace, before the first update."""
-    trainer = make_trainer(replicas=replicas)
-    predict = trainer.task.predict
-    trainer.task.predict = lambda features: predict(features)[:, :1]
-    with pytest.raises(ConfigError, match=r"needs scores \[n, classes\].*got shape \(2, 1\)"):
-        ddl.fit(trainer, train_steps=2, callbacks=[ConfusionMatrix()], progress=False)
-    assert trainer.step == 0
-
-
-def test_a_confusion_matrix_needs_one_order():
-    def read(_, shard):
-        return tf.data.Dataset.from_tensor_slices(DATA).shard(2, shard)
-
-    trainer = make_trainer(eval_data=ddl.data.StreamSource(read, [20, 20]))
-    with pytest.raises(DataError, match="ConfusionMatrix needs examples in one order, got a str"):
-        ConfusionMatrix().check(trainer)
-
-
-@pytest.mark.parametrize("callback", [ConfusionMatrix(), SampleImages(2, "predict")])
-def test_outputs_are_refused_with_parameter_servers(trainer, monkeypatch, callback):
-    asynchronous = types.SimpleNamespace(asynchronous=True)
-    monkeypatch.setattr(pictures, "traits_of", lambda strategy: asynchronous)
-    with pytest.raises(ConfigError, match="needs outputs of the task, which parameter servers"):
-        ddl.fit(trainer, train_steps=2, callbacks=[callback])
-    assert trainer.step == 0

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from ddl.callbacks.pictures import confusion
 
 from ddl import config
-from ddl.callbacks.pictures import confusion
 from ddl.data import load_digits
 from ddl.distribution.communication import Communication
 from ddl.errors import ConfigError, DataError

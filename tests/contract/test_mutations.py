@@ -7,11 +7,11 @@ place of ddl. A rewrite of such a place brings its row of the table along.
 import contextlib
 import functools
 
+import ddl.data.pipeline.pipeline
 import pytest
 import tensorflow as tf
 
 import ddl.data.order
-import ddl.data.pipeline.pipeline
 import ddl.layers.normalization
 import ddl.random
 from ddl.data import BatchPipeline

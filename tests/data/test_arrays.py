@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from ddl.data.pipeline.first_examples import first_examples
 
 from ddl.data import ArraySource, BatchPipeline, concatenation, subset
-from ddl.data.pipeline.first_examples import first_examples
 from ddl.errors import DataError
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-
 from ddl.data.batched import check_not_batched, has_changing_order, single_examples
+
 from ddl.data.conversion import as_source
 from ddl.data.stream import StreamSource
 from ddl.errors import DataError

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ddl.data.keras_datasets import load_keras_dataset
 from keras.src.backend import config as keras_config
 from keras.src.utils import file_utils
 
 from ddl.data import keras_datasets
-from ddl.data.keras_datasets import load_keras_dataset
 from ddl.errors import DataError
 
 

@@ -5,9 +5,9 @@ import threading
 
 import numpy as np
 import pytest
+from ddl.data.locking import one_at_a_time
 
 import ddl
-from ddl.data.locking import one_at_a_time
 
 
 class OpenFile:

@@ -60,59 +60,6 @@ def test_workers_agree_on_the_step_at_which_they_stop(tmp_path):
     assert_none_left(model_dir)
 
 
-# Prints which of 16 examples one worker reads, and gets in its first batch, whatever they are in.
-READS = """
-import os, sys, tensorflow as tf
-from ddl.data import BatchPipeline, RandomAccessSource, RecordSource, StreamSource
-from ddl.distribution.strategies import build_strategy
-from ddl.distribution.multi_worker import leaving
-reads = set()
-def note(numbers):
-    reads.update(numbers.ravel().tolist())
-    return numbers
-def noted(number):
-    return {"x": tf.ensure_shape(tf.numpy_function(note, [number], tf.int64), [])}
-def shard(epoch, number):  # the rows of each shard's part of a batch, batch by batch
-    places = tf.constant([2 * number, 2 * number + 1, 2 * number + 8, 2 * number + 9], tf.int64)
-    return tf.data.Dataset.from_tensor_slices(places).map(noted)
-def decode(record, seed):
-    return noted(tf.strings.to_number(record, tf.int64))
-with leaving():
-    strategy = build_strategy("auto")
-    for source in (
-        RandomAccessSource(lambda indices: {"x": note(indices)}, 16),
-        StreamSource(shard, [4] * 4),
-        RecordSource([sys.argv[1]], decode),
-    ):
-        pipeline = BatchPipeline(source, 8, shuffle=False, microbatches=2)
-        reads.clear()
-        batch = pipeline.next_batch(pipeline.iterator(strategy), strategy, tf.constant(0, tf.int64))
-        for microbatch in range(2):
-            take = tf.function(lambda one: pipeline.examples(one, microbatch))
-            print(strategy.run(take, args=(batch,))["x"].numpy())
-        print("reads", *sorted({number % 8 for number in reads}))  # of its later batches as well
-os._exit(0)
-"""
-
-
-@pytest.mark.processes
-def test_each_worker_reads_its_own_rows_alone(tmp_path):
-    """Of lookups, shards of a stream and record files; two microbatches, for each its rows."""
-    records = str(tmp_path / "records")
-    with tf.io.TFRecordWriter(records) as file:
-        for number in range(16):
-            file.write(str(number).encode())
-    hosts = addresses(2)
-    program = ("-c", READS, records)
-    ended = finish_all([start_worker(index, hosts, program=program) for index in range(2)])
-    for (status, output), first in zip(ended, (0, 2), strict=True):
-        assert status == 0, output
-        own = [str(row) for row in (first, first + 1, first + 4, first + 5)]
-        of_source = [f"[{' '.join(own[:2])}]", f"[{' '.join(own[2:])}]", f"reads {' '.join(own)}"]
-        told = [line for line in output.splitlines() if not line.startswith("WARNING")]
-        assert told[-9:] == of_source * 3, output
-
-
 # A task whose loss is infinite on one replica of the second worker alone.
 OVERFLOWS = """
 import ddl, gin, numpy as np, tensorflow as tf

@@ -82,15 +82,9 @@ def test_rows_of_weight_0_are_left_out(features):
     [
         (DATA, ["plaice"], "'plaice' the data do not have"),
         ({**DATA, "text": np.array(["a"] * N)}, None, "'text' is text"),
-        ("shards", None, "OfAllOutputs needs examples in one order, got a stream of 2 shards"),
     ],
 )
 def test_evaluation_data_are_checked_when_the_trainer_is_made(data, features, message):
-    if data == "shards":
-        sizes = [11, 10]
-        data = ddl.data.StreamSource(
-            lambda _, shard: tf.data.Dataset.from_tensor_slices(DATA).shard(2, shard), sizes
-        )
     with pytest.raises(DataError, match=message):
         trainer_of(OfAllOutputs(checked, ["n"], features=features), data=data)
 

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 from absl import logging
 
-from ddl.data import ArraySource
+from ddl.data import Source
 from ddl.errors import ConfigError, DataError
 from ddl.models import mlp
 from ddl.tasks import Classification
@@ -62,7 +62,7 @@ def test_a_loss_that_reduces_is_refused():
 
 @pytest.mark.parametrize("labels", [LABELS, LABELS.astype(np.uint8), np.eye(3)[LABELS]])
 def test_good_labels_pass(labels):
-    task().check(ArraySource(image=IMAGES, label=labels))
+    task().check(Source(dict(image=IMAGES, label=labels)))
 
 
 @pytest.mark.parametrize(
@@ -81,22 +81,22 @@ def test_good_labels_pass(labels):
 )
 def test_bad_labels_are_told(labels, message):
     with pytest.raises(DataError, match=message):
-        task().check(ArraySource(image=IMAGES, label=labels))
+        task().check(Source(dict(image=IMAGES, label=labels)))
 
 
 def test_images_of_another_shape():
     with pytest.raises(DataError, match=r"shape \(5, 4, 1\).*takes \(4, 4, 1\)"):
-        task().check(ArraySource(image=np.zeros((6, 5, 4, 1)), label=LABELS))
+        task().check(Source(dict(image=np.zeros((6, 5, 4, 1)), label=LABELS)))
 
 
 def test_text_is_no_image():
     with pytest.raises(DataError, match="Feature 'image' .* is text, but the model .* numbers"):
-        task().check(ArraySource(image=np.array(["a"] * 6), label=LABELS))
+        task().check(Source(dict(image=np.array(["a"] * 6), label=LABELS)))
 
 
 def test_a_missing_feature():
     with pytest.raises(DataError, match="no feature 'label', only image, target"):
-        task().check(ArraySource(image=IMAGES, target=LABELS))
+        task().check(Source(dict(image=IMAGES, target=LABELS)))
 
 
 @pytest.mark.parametrize("as_layer", [True, False])

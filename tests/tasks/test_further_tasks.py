@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import ddl
-from ddl.data import ArraySource
+from ddl.data import Source
 from ddl.data.checks import data_errors
 from ddl.errors import ConfigError, DataError
 from ddl.models import bert, gpt, mlp, table_mlp, unet
@@ -149,7 +149,7 @@ def test_regression_compares_shapes_that_only_the_first_call_tells():
 
     features = {"image": np.ones((6, 4)), "label": np.ones(6)}
     task = ddl.Regression(Unbuilt())
-    task.check(ArraySource(features))
+    task.check(Source(features))
     with pytest.raises(DataError, match=r"model's outputs, \(3,\), got \(\)"):
         task.per_example(of_tensors(features), False)
 
@@ -305,7 +305,7 @@ MASKING = ddl.layers.TokenMasking(10, 10)
 )
 def test_data_that_do_not_fit(task, data, message):
     with pytest.raises(DataError, match=message):
-        task().check(ArraySource(data))
+        task().check(Source(data))
 
 
 @pytest.mark.parametrize(
@@ -406,7 +406,7 @@ class Unbuilt(keras.Model):
 )
 def test_outputs_that_do_not_fit_are_told_with_their_shapes(task, data, message):
     made = task()
-    made.check(ArraySource(data))
+    made.check(Source(data))
     with pytest.raises(ConfigError, match=message):
         made.per_example(of_tensors(data), True)
 

@@ -49,28 +49,6 @@ def make_trainer(strategy, data=None, batch=32, precision="float64", l2=0.0, **a
         )
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_shuffle_reaches_a_stream_in_training_alone(shuffle):
-    asked = {}
-
-    class Stream(ddl.data.StreamSource):
-        def batches(self, *args, **arguments):
-            asked[len(self)] = arguments["shuffle"], arguments["seed"]
-            return super().batches(*args, **arguments)
-
-    examples = tf.data.Dataset.from_tensor_slices(DATA)
-    trainer = make_trainer(
-        make_strategy("one_device", 1),
-        Stream(examples),
-        32,
-        eval_data=Stream(examples, 40),
-        shuffle=shuffle,
-    )
-    trainer.train(1)
-    trainer.evaluate()
-    assert asked == {len(examples): (shuffle, 5), 40: (False, 5)}
-
-
 def weights_and_slots(trainer) -> list[np.ndarray]:
     return [v.numpy() for v in [*trainer.model.variables, *trainer.optimizer.variables]]
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from ddl.data.combining import Mixture, concatenation, k_fold, subset
 
 import ddl.data
 from ddl.data import ArraySource, RandomAccessSource, RecordSource
-from ddl.data.combining import Mixture, concatenation, k_fold, subset
 from ddl.errors import ConfigError, DataError
 from tests.data.test_records import taken
 

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl import logging
+from ddl.data.formats import ImageFolder
 
 from ddl.data.checks import data_errors
-from ddl.data.formats import ImageFolder
 from ddl.errors import ConfigError, DataError
 from tests.data.test_records import taken
 

@@ -4,11 +4,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from ddl.data.formats import numpy_files, token_windows
 
 from ddl import data
 from ddl.data import ArraySource, RandomAccessSource
 from ddl.data.checks import data_errors
-from ddl.data.formats import numpy_files, token_windows
 from ddl.errors import ConfigError, DataError
 from tests.conftest import make_strategy
 from tests.data.test_records import taken

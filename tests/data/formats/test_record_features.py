@@ -3,9 +3,9 @@ import os
 import numpy as np
 import pytest
 import tensorflow as tf
+from ddl.data.formats import record_files
 
 from ddl.data.checks import data_errors
-from ddl.data.formats import record_files
 from ddl.errors import ConfigError, DataError
 from tests.data.test_records import taken
 

@@ -6,9 +6,9 @@ import sys
 import numpy as np
 import pyarrow
 import pytest
+from ddl.data.formats import table
 from pyarrow import parquet
 
-from ddl.data.formats import table
 from ddl.errors import DataError
 
 COLUMNS = {

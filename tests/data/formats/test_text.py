@@ -3,8 +3,8 @@ import gzip
 import numpy as np
 import pytest
 import tensorflow as tf
-
 from ddl.data.formats import text, text_lines, token_windows
+
 from ddl.errors import ConfigError, DataError
 from tests.data.test_records import taken
 

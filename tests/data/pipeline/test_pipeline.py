@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from ddl.data.pipeline.datasets import finished
 
 from ddl.data import ArraySource, BatchPipeline, RandomAccessSource, StreamSource
 from ddl.data.pipeline import resident as resident_data
-from ddl.data.pipeline.datasets import finished
 from ddl.errors import ConfigError
 from tests.conftest import LikeGpus, for_every_strategy, make_strategy
 from tests.data.host_batches import host_dataset

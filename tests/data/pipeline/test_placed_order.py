@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from ddl.data.pipeline.placed_order import at_least, from_host, kept_on_host, placed
 
 from ddl.data.order import batches_at_once, indices_from
-from ddl.data.pipeline.placed_order import at_least, from_host, kept_on_host, placed
 from tests.conftest import make_strategy
 
 ORDER = {"num_examples": 5000, "global_batch_size": 1000, "seed": 3, "shuffle": True}

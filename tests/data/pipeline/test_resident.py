@@ -3,10 +3,10 @@ import types
 import numpy as np
 import pytest
 import tensorflow as tf
+from ddl.data.pipeline.resident import GPU, HOST, gather, pack, packing_for
 from tensorflow.python.framework import kernels
 
 from ddl.data import ArraySource
-from ddl.data.pipeline.resident import GPU, HOST, gather, pack, packing_for
 from ddl.devices.path import CPU, TPU, path_of, taking
 from ddl.devices.path import GPU as GPU_PATH
 from tests.conftest import make_strategy

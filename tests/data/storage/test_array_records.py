@@ -4,10 +4,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorflow as tf
+from ddl.data.storage.array_records import ArrayRecordBlocks
 
 from ddl.data import RecordSource, record_files
 from ddl.data.checks import data_errors
-from ddl.data.storage.array_records import ArrayRecordBlocks
 from ddl.errors import DataError
 from tests.data.formats.test_record_features import FEATURES, example
 from tests.data.test_records import decode, taken, written

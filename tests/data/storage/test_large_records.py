@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-
-import ddl
 from ddl.data.storage import large_records
 from ddl.data.storage.large_records import LargeRecords
+
+import ddl
 from ddl.errors import DataError
 from tests.data.storage.test_record_blocks import decode, written
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-
-import ddl
 from ddl.data.storage import record_blocks
 from ddl.data.storage.checksums import masked_crc32c
 from ddl.data.storage.record_blocks import RecordBlocks
+
+import ddl
 from ddl.errors import DataError
 
 RANDOM = np.random.default_rng(0)

@@ -2,9 +2,9 @@
 
 import numpy as np
 import tensorflow as tf
+from ddl.data.decoded import DecodedSource
 
 import ddl
-from ddl.data.decoded import DecodedSource
 
 COUNT, LONGEST = 41, 12
 LENGTHS = np.random.default_rng(0).integers(1, LONGEST + 1, COUNT)

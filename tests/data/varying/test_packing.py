@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 from ddl.data.varying.packing import packing
 
 RANDOM = np.random.default_rng(0)

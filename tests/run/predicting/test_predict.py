@@ -116,15 +116,16 @@ def test_stopped_it_goes_on_to_the_same_file(finished, whole, tmp_path, monkeypa
         message = "rows of the columns label int64, output float32 .* row .* output int64. Repeat"
         with pytest.raises(ModelDirectoryError, match=message):
             predicted(finished, path, LABELS)
-    load = ddl.data.arrays.ArraySource.__init__
+    load = ddl.data.Source.__init__
 
-    def changing(self, features=None, /, **named):
-        load(self, features, **named)
+    def changing(self, *args, **arguments):
+        load(self, *args, **arguments)
         if len(self) == 360:
-            self.features["image"][180] += 1
+            self.arrays["image"] = self.arrays["image"].copy()
+            self.arrays["image"][180] += 1
 
     with monkeypatch.context() as changed:
-        changed.setattr(ddl.data.arrays.ArraySource, "__init__", changing)
+        changed.setattr(ddl.data.Source, "__init__", changing)
         with pytest.raises(ModelDirectoryError, match="data: 360 rows .* digest .* → 360 rows"):
             predicted(finished, path, LABELS)
     assert not path.exists()
@@ -157,9 +158,6 @@ def test_outputs_of_own_tasks(finished, tmp_path, monkeypatch):
     message = r"must return tensors of static shape, got \(\d+, None, 8, 1\).* Pad it to a fixed"
     with pytest.raises(ConfigError, match=message):
         predicted(finished, tmp_path / "open.npz")
-    monkeypatch.setattr(ddl.data.ArraySource, "examples_per_epoch", lambda *_: 0)
-    with pytest.raises(DataError, match="at least one row, but Trainer.eval_data has none. Corr"):
-        predicted(finished, tmp_path / "none.npz")
 
 
 def test_the_digest_of_data_tells_changed_examples():
@@ -167,9 +165,9 @@ def test_the_digest_of_data_tells_changed_examples():
 
     def digests(values, texts):
         rows = {"x": values, "text": texts}
-        looked_up = ddl.data.RandomAccessSource(lambda i: {"x": values[i], "text": texts[i]}, 40)
-        stream = ddl.data.StreamSource(tf.data.Dataset.from_tensor_slices(rows))
-        sources = ddl.data.ArraySource(rows), looked_up, stream
+        items = ddl.data.Source([{"x": x, "text": t} for x, t in zip(values, texts, strict=True)])
+        stream = ddl.data.stream(tf.data.Dataset.from_tensor_slices(rows))
+        sources = ddl.data.Source(rows), items, stream
         return [data_digest(source, 16) for source in sources]
 
     same, last, middle = digests(values, texts), values.copy(), values.copy()
@@ -186,7 +184,7 @@ def test_the_digest_of_data_tells_changed_examples():
 
 def test_the_digest_of_data_takes_texts_of_both_kinds():
     def digest(*texts):
-        return data_digest(ddl.data.ArraySource(x=list(texts)), 2)
+        return data_digest(ddl.data.Source(dict(x=list(texts))), 2)
 
     assert digest("é", b"b\0") == digest("é".encode(), "b\0")
     assert len({digest("ab", b"c\0"), digest("a", b"bc\0"), digest("ab", b"d\0")}) == 3
@@ -207,7 +205,7 @@ def test_what_is_refused_before_weights_are_restored(tmp_path, monkeypatch):
         Predictions(features="label")
     endless = tf.data.Dataset.from_tensors({"image": [1.0]}).repeat()
     with pytest.raises(DataError, match="needs data with an end, got endless data"):
-        Predictions(ddl.data.endless(endless, steps_per_epoch=3)).source(without)
+        Predictions(endless).source(without)
 
 
 PROGRAM = f"""

@@ -66,7 +66,7 @@ def trained(where, accumulation_steps):
         trainer = ddl.Trainer(
             task,
             optimizer,
-            ddl.data.ArraySource(**examples()),
+            ddl.data.Source(dict(**examples())),
             global_batch_size=BATCH,
             strategy=strategy,
             seed=0,

@@ -12,8 +12,7 @@ from tensorflow.python.eager import context
 
 import ddl
 import ddl.random
-from ddl.data import ArraySource, BatchPipeline
-from ddl.data.pipeline.first_examples import first_examples
+from ddl.data import BatchPipeline, Source
 from ddl.errors import ConfigError
 from ddl.layers.normalization import take_over_moments
 from ddl.precision import set_precision
@@ -62,7 +61,7 @@ def check(task, strategy=None, batch=16, modes=(True, False), data=DATA):
     seed_by_replica(layers)
     allow_replica_writes(layers, strategy)
     check = RowIndependence(task, layers, strategy, lambda *_: [task.per_example])
-    check.check(BatchPipeline(ArraySource(data), batch), modes)
+    check.check(BatchPipeline(Source(data), batch), modes)
 
 
 def nt_xent(y, features, training):
@@ -498,24 +497,6 @@ def test_a_recurrent_layer_is_not_run_step_by_step():
     model = keras.Sequential([keras.Input((5,), dtype="int64"), *layers])
     check(Embedding(model, output, "token"))
     assert not any(calls)
-
-
-def test_a_stream_is_not_shuffled_for_it():
-    """It would fill the shuffle buffer, and training would again."""
-    read = []
-
-    def examples():
-        for number in range(200):
-            read.append(number)
-            yield {"x": DATA["x"][number % ROWS]}
-
-    spec = {"x": tf.TensorSpec([6], tf.float32)}
-    source = ddl.data.StreamSource(
-        tf.data.Dataset.from_generator(examples, output_signature=spec), 200
-    )
-    read.clear()
-    first_examples(BatchPipeline(source, 16), 32, make_strategy("one_device", 1))
-    assert len(read) < 100
 
 
 class Writing(keras.layers.Layer):

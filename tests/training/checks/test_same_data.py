@@ -67,7 +67,7 @@ def test_equal_data_pass(difference, tmp_path):
     for make in (
         lambda: {"x": np.arange(6), "name": ["a"] * 6},
         lambda: {"x": [b"a\0", b"b"]},
-        lambda: ddl.data.RecordSource(written(tmp_path), decode),
+        lambda: ddl.data.tf_records(written(tmp_path), decode=decode),
         lambda: tf.data.Dataset.range(3).map(lambda x: {"x": x}),
     ):
         assert difference(make(), make()) is None
@@ -75,8 +75,8 @@ def test_equal_data_pass(difference, tmp_path):
 
 def test_a_file_that_is_missing_or_cut_is_named(difference, tmp_path):
     def nested(paths):
-        half = ddl.data.subset(ddl.data.RecordSource(paths, decode), first=4)
-        return ddl.data.Mixture([half, half], [0.5, 0.5])
+        half = ddl.data.subset(ddl.data.tf_records(paths, decode=decode), first=4)
+        return ddl.data.mix([half, half], [0.5, 0.5])
 
     other = tmp_path / "other"
     other.mkdir()
@@ -120,7 +120,7 @@ def test_the_parts_of_a_mixture_may_lie_in_other_folders(difference, tmp_path):
         (tmp_path / folder).mkdir()
         (tmp_path / "shared").mkdir(exist_ok=True)
         paths = [written(tmp_path / name) for name in (folder, "shared")]
-        return ddl.data.Mixture([ddl.data.RecordSource(p, decode) for p in paths], [0.5, 0.5])
+        return ddl.data.mix([ddl.data.tf_records(p, decode=decode) for p in paths], [0.5, 0.5])
 
     assert difference(mixture("node0"), mixture("node1")) is None
 
