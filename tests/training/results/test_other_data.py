@@ -19,6 +19,16 @@ LABELS = np.arange(30) % 2
 DATA = {"image": IMAGES, "label": LABELS}
 
 
+class Items:
+    """Examples by their index, as PyTorch's data sets have them."""
+
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, index):
+        return IMAGES[index], LABELS[index]
+
+
 class Batches(keras.utils.PyDataset):
     """Batches of 7, the last of 2."""
 
