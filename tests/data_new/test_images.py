@@ -28,34 +28,12 @@ def cache(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture
-def any_hash(monkeypatch):
-    """Lets made-up files pass the comparison with the published checksums."""
-    monkeypatch.setattr(file_utils, "validate_file", lambda *args, **kwargs: True)
-
-
 def pixels(count, *shape):
     return np.random.default_rng(count).integers(0, 256, (count, *shape), np.uint8)
 
 
 def labels(count):
     return np.arange(count, dtype=np.uint8) % 10
-
-
-def write_mnist(cache):
-    (cache / "datasets").mkdir()
-    parts = {}
-    for split, count in (("train", 12), ("test", 5)):
-        parts |= {f"x_{split}": pixels(count, 28, 28), f"y_{split}": labels(count)}
-    np.savez(cache / "datasets" / "mnist.npz", **parts)
-
-
-def test_mnist(cache, any_hash):
-    write_mnist(cache)
-    arrays = keras_dataset("mnist", "test").arrays
-    np.testing.assert_array_equal(arrays["image"], pixels(5, 28, 28)[..., np.newaxis])
-    assert (arrays["label"].dtype, arrays["label"].tolist()) == (np.int64, [0, 1, 2, 3, 4])
-    assert len(keras_dataset("mnist", "train")) == 12
 
 
 def write_fashion_mnist(cache):
@@ -75,7 +53,7 @@ def test_fashion_mnist(cache):
     write_fashion_mnist(cache)
     arrays = keras_dataset("fashion_mnist", "train").arrays
     np.testing.assert_array_equal(arrays["image"], pixels(12, 28, 28)[..., np.newaxis])
-    assert arrays["label"].tolist() == [*range(10), 0, 1]
+    assert (arrays["label"].dtype, arrays["label"].tolist()) == (np.int64, [*range(10), 0, 1])
 
 
 def test_cifar10(cache, monkeypatch):
@@ -110,13 +88,13 @@ def test_a_damaged_file_is_refused_and_left_alone(cache):
     assert path.read_bytes() == content
 
 
-def test_images_by_name(cache, any_hash):
-    write_mnist(cache)
+def test_images_by_name(cache):
+    write_fashion_mnist(cache)
     given = {"image_shape": (28, 28, 1), "num_classes": 10}
-    mnist = images("mnist", "train", num_examples=3, one_hot=True, **given).arrays
-    np.testing.assert_array_equal(mnist["image"][..., 0], pixels(12, 28, 28)[:3])
-    np.testing.assert_array_equal(mnist["label"], np.eye(10, dtype=np.float32)[:3])
-    assert mnist["label"].dtype == np.float32
+    some = images("fashion_mnist", "train", num_examples=3, one_hot=True, **given).arrays
+    np.testing.assert_array_equal(some["image"][..., 0], pixels(12, 28, 28)[:3])
+    np.testing.assert_array_equal(some["label"], np.eye(10)[:3])
+    assert some["label"].dtype == np.float32
     assert len(images("digits", "test", image_shape=[8, 8, 1], num_classes=10)) == 360
 
 
@@ -127,8 +105,6 @@ def test_synthetic_images_are_learnable_and_their_splits_share_what_is_learned()
     distance = ((test["image"][:, np.newaxis] - means) ** 2).sum((2, 3, 4))
     assert (distance.argmin(1) == test["label"]).mean() > 0.95
     assert (train["label"] != test["label"]).any()
-    other = images("synthetic", "train", seed=1, **given).arrays
-    assert (other["image"] != train["image"]).any()
 
 
 @pytest.mark.parametrize(

@@ -36,14 +36,14 @@ def test_columns_become_features(file, tmp_path):
     source = table(
         [file, again],
         {"x": ["age", "income", "color"], "color": "color", "label": "bought"},
-        categories={"color": ["blue", "red"]},
+        categories={"color": ["red", "blue"]},  # not as they are sorted
     )
-    expected = [[30, 1.5, 1], [41, 2, 0], [25, 0.25, 1]] * 2
+    expected = [[30, 1.5, 0], [41, 2, 1], [25, 0.25, 0]] * 2
     np.testing.assert_array_equal(source.arrays["x"], np.array(expected, np.float32))
-    assert source.arrays["color"].tolist() == [1, 0, 1] * 2
+    assert source.arrays["color"].tolist() == [0, 1, 0] * 2
     assert source.arrays["label"].tolist() == [True, False, True] * 2
-    dtypes = {name: str(array.dtype) for name, array in source.arrays.items()}
-    assert dtypes == {"x": "float32", "color": "int64", "label": "bool"}
+    dtypes = [source.arrays[name].dtype for name in ("x", "color", "label")]
+    assert dtypes == [np.float32, np.int64, bool]
     assert source.files == (file, str(again))
 
 
@@ -53,16 +53,6 @@ def test_without_features_each_column_is_one(tmp_path):
     assert source.arrays["a"].tolist() == [1, 2]
     assert source.arrays["a"].dtype == np.int64
     assert source.arrays["b"].dtype == np.float32
-
-
-def test_a_vocabulary_does_not_depend_on_the_values_of_a_file(tmp_path):
-    (tmp_path / "train.csv").write_text("c\nb\na\n")
-    (tmp_path / "test.csv").write_text("c\nb\n")
-    train, test = (
-        table(tmp_path / f"{split}.csv", categories={"c": ["a", "b"]}).arrays["c"].tolist()
-        for split in ("train", "test")
-    )
-    assert (train, test) == ([1, 0], [1])
 
 
 def test_categories_may_be_numbers_or_those_of_pandas(tmp_path):
@@ -86,7 +76,6 @@ def test_categories_may_be_numbers_or_those_of_pandas(tmp_path):
             r"'blue' in row 1 of .*none of table.categories, \['red'\]",
         ),
         ("a,b\n1,2\n,3\n", {}, r"'a' .* holds None in row 1 of .*t\.csv .*a value is missing"),
-        ("a\nnan\n", {}, "a value is missing"),
         ("a,a\n1,2\n", {}, "t.csv could not be read: .*several columns of one name"),
         ("a,b\n", {}, "t.csv could not be read: .*no rows"),
         ("a,b\n1\n", {}, "(?s)t.csv could not be read: .* correct the file, table.files or"),
@@ -98,11 +87,6 @@ def test_bad_tables(tmp_path, text, arguments, message):
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(DataError, match=message):
         table(str(tmp_path / "t.csv"), **arguments)
-
-
-def test_a_category_that_is_named_twice(file):
-    with pytest.raises(ConfigError, match="each value of column 'color' once"):
-        table(file, categories={"color": ["red", "blue", "red"]})
 
 
 @pytest.mark.parametrize(
@@ -154,21 +138,19 @@ def test_integers_beyond_int64_do_not_become_negative(tmp_path):
         table(tmp_path / "t.parquet")
 
 
-@pytest.mark.parametrize(
-    ("texts", "row"),
-    [
-        (["a\n1\n", "a\n1\n12345678901234567890\n12345678901234567891\n"], r"row 1 of .*1\.csv"),
-        (["a\n16777217\n16777216\n", "a\n0.5\n"], r"row 0 of .*0\.csv"),
-        (["a\n0.5\n", "a\n7\n16777217\n"], r"row 1 of .*1\.csv"),
-    ],
-)
-def test_ids_that_float32_would_change_are_named(tmp_path, texts, row):
-    for number, text in enumerate(texts):
-        (tmp_path / f"{number}.csv").write_text(text)
-    files = [str(tmp_path / f"{number}.csv") for number in range(len(texts))]
-    with pytest.raises(DataError, match=rf"'a' becomes float32.* {row} .*would become.* \['a'\]"):
+@pytest.mark.parametrize("first", ["a\n1\n12345678901234567890\n", "a\n1\n16777217\n"])
+def test_ids_that_float32_would_change_are_named(tmp_path, first):
+    (tmp_path / "0.csv").write_text(first)
+    (tmp_path / "1.csv").write_text("a\n0.5\n")
+    files = [str(tmp_path / "0.csv"), str(tmp_path / "1.csv")]
+    with pytest.raises(DataError, match=r"'a' becomes float32.* row 1 of .*0\.csv.*\['a'\]"):
         table(files)
     assert table(files, {"x": ["a"]}).arrays["x"].dtype == np.float32
+
+
+def test_a_category_that_is_named_twice(file):
+    with pytest.raises(ConfigError, match="each value of column 'color' once"):
+        table(file, categories={"color": ["red", "blue", "red"]})
 
 
 def test_measurements_are_rounded(tmp_path):

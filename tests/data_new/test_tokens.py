@@ -124,8 +124,7 @@ def test_packing_takes_the_rows_of_best_fit():
 
 def test_the_longest_document_of_a_row_is_not_always_its_first():
     rows = all_rows(packed(SEQUENCES, LENGTH))
-    first = [(one == 1).sum() < max(np.bincount(one)[1:]) for one in rows["segment"]]
-    assert any(first)
+    assert any((one == 1).sum() < max(np.bincount(one)[1:]) for one in rows["segment"])
 
 
 def test_the_digest_tells_whether_other_documents_share_rows():
