@@ -42,17 +42,15 @@ def test_columns_become_features(file, tmp_path):
     np.testing.assert_array_equal(source.arrays["x"], np.array(expected, np.float32))
     assert source.arrays["color"].tolist() == [0, 1, 0] * 2
     assert source.arrays["label"].tolist() == [True, False, True] * 2
-    dtypes = [source.arrays[name].dtype for name in ("x", "color", "label")]
-    assert dtypes == [np.float32, np.int64, bool]
+    assert [each.dtype for each in source.arrays.values()] == [np.float32, np.int64, bool]
     assert source.files == (file, str(again))
 
 
 def test_without_features_each_column_is_one(tmp_path):
     (tmp_path / "t.csv").write_text("a;b\n1;0.5\n2;1.5\n")
-    source = table(str(tmp_path / "t.csv"), separator=";")
-    assert source.arrays["a"].tolist() == [1, 2]
-    assert source.arrays["a"].dtype == np.int64
-    assert source.arrays["b"].dtype == np.float32
+    arrays = table(str(tmp_path / "t.csv"), separator=";").arrays
+    assert arrays["a"].tolist() == [1, 2]
+    assert (arrays["a"].dtype, arrays["b"].dtype) == (np.int64, np.float32)
 
 
 def test_categories_may_be_numbers_or_those_of_pandas(tmp_path):
@@ -142,7 +140,7 @@ def test_integers_beyond_int64_do_not_become_negative(tmp_path):
 def test_ids_that_float32_would_change_are_named(tmp_path, first):
     (tmp_path / "0.csv").write_text(first)
     (tmp_path / "1.csv").write_text("a\n0.5\n")
-    files = [str(tmp_path / "0.csv"), str(tmp_path / "1.csv")]
+    files = sorted(tmp_path.iterdir())
     with pytest.raises(DataError, match=r"'a' becomes float32.* row 1 of .*0\.csv.*\['a'\]"):
         table(files)
     assert table(files, {"x": ["a"]}).arrays["x"].dtype == np.float32
