@@ -1,0 +1,250 @@
+"""Data that need no network: packaged with ddl, or drawn when they are loaded."""
+
+import csv
+import hashlib
+import io
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from ddl.data.source import Source
+from ddl.data.tokens import tokens
+from ddl.errors import ConfigError, DataError, check_choice
+
+Split: TypeAlias = Literal["train", "test"]
+
+SPLITS = ("train", "test")
+
+PENGUIN_CATEGORIES = {
+    "species": ("Adelie", "Chinstrap", "Gentoo"),
+    "island": ("Biscoe", "Dream", "Torgersen"),
+    "sex": ("female", "male"),
+}
+"""The values of the penguins' categories, in the order of the integers that stand for them."""
+
+SHAPES = ("disk", "square", "cross")
+"""The kinds of shapes in the images of `shapes`."""
+
+_SHA256 = {
+    "digits.npz": "a78b65c1040dbb98f15cad82c868f2a76683f97fb1f6a61338968f04e85025fc",
+    "penguins.csv": "07760e771dc419000f5c6ab51fc098ce6038579061c6b0cfc9cb3090648a20be",
+    "romeo_and_juliet_train.txt": (
+        "105eb62f25137fe5d24cf9fb1d343b65e25dc7dce9caa559451378a90cf6d47c"
+    ),
+    "romeo_and_juliet_test.txt": "2f964931dbc20dedd3221b4312f611e1ffd27ccdff3fa55d98db327872116516",
+}
+
+
+def digits(split: Split) -> Source:
+    """Loads the packaged handwritten digits: 1,797 small images of 10 classes.
+
+    Alpaydin and Kaynak, 1998, CC BY 4.0. files/digits.txt documents source, licence and split.
+
+    Args:
+      split: "train" has 1,437 images, "test" the 360 held out.
+
+    Returns:
+      Features "image", uint8 [8, 8, 1] with values from 0 to 16, and "label", int64 [], which
+      `source.arrays` holds for all images.
+
+    Raises:
+      ConfigError: If `split` is another.
+      DataError: If the packaged file is missing or its SHA-256 differs.
+    """
+    check_choice("digits.split", split, SPLITS)
+    with np.load(io.BytesIO(_content("digits.npz")), allow_pickle=False) as arrays:
+        label = arrays[f"{split}_label"].astype(np.int64)
+        return Source({"image": arrays[f"{split}_image"], "label": label})
+
+
+def penguins(split: Split, label: Literal["species", "body_mass"] = "species") -> Source:
+    """Loads the packaged penguins: a table of numbers and categories of 333 birds.
+
+    Gorman, Williams and Fraser 2014, CC0. files/penguins.txt documents source, licence and split.
+
+    Args:
+      split: "train" has 266 penguins, "test" the 67 held out.
+      label: What to predict. "species" is an integer from 0 to 2; "body_mass" is in kilograms.
+
+    Returns:
+      Features "numbers", float32 [4] (length and depth of the bill and length of the flipper in
+      millimeters, body mass in kilograms), "island" and "sex", int64 [] as in
+      `PENGUIN_CATEGORIES`, and "label", int64 []. For the body mass, "numbers" is [3] without it,
+      there is a feature "species", int64 [], and "label" is float32 [].
+
+    Raises:
+      ConfigError: If `split` or `label` is another.
+      DataError: If the packaged file is missing or its SHA-256 differs.
+    """
+    check_choice("penguins.split", split, SPLITS)
+    check_choice("penguins.label", label, ("species", "body_mass"))
+    lines = io.StringIO(_content("penguins.csv").decode())
+    rows = [row for row in csv.DictReader(lines) if row["split"] == split]
+    names = ("bill_length_mm", "bill_depth_mm", "flipper_length_mm")
+    sizes = np.array([[row[name] for name in names] for row in rows], np.float32)
+    mass = np.array([float(row["body_mass_g"]) / 1000 for row in rows], np.float32)
+    categories = {
+        name: np.array([values.index(row[name]) for row in rows], np.int64)
+        for name, values in PENGUIN_CATEGORIES.items()
+    }
+    if label == "body_mass":
+        return Source({"numbers": sizes, **categories, "label": mass})
+    numbers = np.concatenate([sizes, mass[:, np.newaxis]], axis=1)
+    return Source({"numbers": numbers, "label": categories.pop("species"), **categories})
+
+
+def play(split: Split, length: int) -> Source:
+    """Loads windows of the bytes of a packaged play, "Romeo and Juliet": 133,465 bytes.
+
+    William Shakespeare, 1597, public domain. files/romeo_and_juliet.txt documents source, changes
+    and split.
+
+    Args:
+      split: "train" has the first 90% of the play, "test" the rest.
+      length: Bytes of a window.
+
+    Returns:
+      Features "token" and "next_token", both int64 [length]; see `ddl.data.tokens`.
+
+    Raises:
+      ConfigError: If `split` is another, or `length` is below 1.
+      DataError: If the packaged file is missing or its SHA-256 differs, or a window is longer than
+        the play.
+    """
+    check_choice("play.split", split, SPLITS)
+    if length < 1:
+        raise ConfigError(f"play.length must be at least 1, got {length}.")
+    text = np.frombuffer(_content(f"romeo_and_juliet_{split}.txt"), np.uint8)
+    windows = tokens(text, length)
+    return Source(windows.rows(np.arange(len(windows))))
+
+
+def shapes(
+    split: Split,
+    label: Literal["pixels", "kinds"],
+    *,
+    size: int = 16,
+    num_examples: int | None = None,
+    seed: int = 0,
+) -> Source:
+    """Draws noisy images of a disk, a square and a cross, each of which is there or not.
+
+    Each is in an image with probability 1/2, in its own place and brightness. Later ones cover
+    earlier ones. Splits and seeds have images of their own.
+
+    Args:
+      split: "train" or "test".
+      label: "pixels" for segmentation: the kind of each pixel, 0 for the background and 1 to 3 for
+        `SHAPES`. "kinds" for several labels: whether each of the three is visible.
+      size: Height and width of an image, at least 12.
+      num_examples: Number of images; None draws 2,000 for training and 500 for the test.
+      seed: Seed of the images.
+
+    Returns:
+      Features "image", uint8 [size, size, 1], and "label", int64 [size, size] or bool [3].
+
+    Raises:
+      ConfigError: If an argument is out of range.
+    """
+    check_choice("shapes.split", split, SPLITS)
+    check_choice("shapes.label", label, ("pixels", "kinds"))
+    count = (2000 if split == "train" else 500) if num_examples is None else num_examples
+    if size < 12 or count < 1:
+        raise ConfigError(
+            "shapes.size must be at least 12 and shapes.num_examples at least 1, or None, got "
+            f"{size} and {count}."
+        )
+    random = generator(seed, SPLITS.index(split))
+    pixels = np.zeros((count, size, size), np.int64)
+    brightness = np.zeros((count, size, size), np.float32)
+    row, column = np.mgrid[:size, :size]
+    for kind, name in enumerate(SHAPES, 1):
+        present = random.random(count) < 0.5
+        radius = random.integers(2, size // 4, count)[:, np.newaxis, np.newaxis]
+        center = random.integers(3, size - 3, (2, count))[..., np.newaxis, np.newaxis]
+        down, right = np.abs(row - center[0]), np.abs(column - center[1])
+        if name == "disk":
+            inside = down**2 + right**2 <= radius**2
+        elif name == "square":
+            inside = np.maximum(down, right) < radius
+        else:
+            inside = (np.minimum(down, right) == 0) & (np.maximum(down, right) <= radius)
+        inside &= present[:, np.newaxis, np.newaxis]
+        shade = random.uniform(80, 180, count)[:, np.newaxis, np.newaxis]
+        brightness = np.where(inside, shade, brightness)
+        pixels[inside] = kind
+    noise = random.normal(0, 30, pixels.shape)
+    image = np.clip(brightness + 40 + noise, 0, 255).astype(np.uint8)[..., np.newaxis]
+    if label == "pixels":
+        return Source({"image": image, "label": pixels})
+    visible = [(pixels == kind).any(axis=(1, 2)) for kind in range(1, len(SHAPES) + 1)]
+    return Source({"image": image, "label": np.stack(visible, axis=1)})
+
+
+def synthetic(
+    features: Mapping[str, tuple[Sequence[int], str]],
+    num_examples: int,
+    *,
+    seed: int = 0,
+    below: Mapping[str, int] | None = None,
+) -> Source:
+    """Draws random features of any shape, for benchmarks and tests. There is nothing to learn.
+
+        ddl.data.synthetic({"image": ((32, 32, 3), "uint8"), "label": ((), "int64")}, 1000)
+
+    Args:
+      features: Shape and dtype of each feature of one example. Floats are normal, booleans true or
+        false, and integers from 0 to 127.
+      num_examples: Number of examples.
+      seed: Seed of all features.
+      below: Number of values of integer features that have others than 128, by their name.
+
+    Raises:
+      ConfigError: If `num_examples` is not positive, a dtype is not a float, integer or boolean,
+        or `below` names no integer feature or a number that is not positive.
+    """
+    below = dict(below or {})
+    if num_examples < 1:
+        raise ConfigError(f"synthetic.num_examples must be at least 1, got {num_examples}.")
+    for name, count in below.items():
+        if name not in features or np.dtype(features[name][1]).kind not in "iu" or count < 1:
+            raise ConfigError(
+                "synthetic.below must give the number of values, at least 1, of integer features, "
+                f"got {count} for {name!r}. The features are {', '.join(features)}."
+            )
+    random = generator(seed, 3)
+    arrays = {}
+    for name, (shape, dtype) in features.items():
+        size, kind = (num_examples, *shape), np.dtype(dtype).kind
+        if kind not in "fiub":
+            raise ConfigError(
+                f"Feature {name!r} of synthetic must be a float, integer or boolean, got {dtype}."
+            )
+        if kind == "f":
+            arrays[name] = random.standard_normal(size, np.float32).astype(dtype)
+        else:
+            values = 2 if kind == "b" else below.get(name, 128)
+            arrays[name] = random.integers(0, values, size, np.int64).astype(dtype)
+    return Source(arrays)
+
+
+def generator(seed: int, stream: int) -> np.random.Generator:
+    """Returns a generator of random numbers; seeds and streams have numbers of their own."""
+    return np.random.Generator(np.random.Philox(key=np.array([seed % 2**64, stream], np.uint64)))
+
+
+def _content(name: str) -> bytes:
+    """Returns a packaged file after checking its SHA-256."""
+    file = resources.files("ddl.data").joinpath("files", name)
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise DataError(f"{file} could not be read ({error}). Reinstall ddl.") from error
+    found = hashlib.sha256(content).hexdigest()
+    if found != _SHA256[name]:
+        raise DataError(
+            f"{file} is damaged: its SHA-256 must be {_SHA256[name]}, got {found}. Reinstall ddl."
+        )
+    return content

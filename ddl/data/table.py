@@ -1,0 +1,178 @@
+"""Tables in CSV and Parquet files, read with pyarrow and pandas (the extra `tables`)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ddl.data.arrays import Arrays
+from ddl.data.paths import Paths, checked_paths
+from ddl.data.source import Source
+from ddl.errors import ConfigError, DataError, did_you_mean, installing
+
+
+def table(
+    files: Paths,
+    features: Mapping[str, str | Sequence[str]] | None = None,
+    *,
+    categories: Mapping[str, Sequence[Any]] | None = None,
+    separator: str = ",",
+) -> Source:
+    """Reads the columns of CSV or Parquet files into arrays in memory.
+
+    For example, as `ddl.models.table_mlp` takes them:
+
+        ddl.data.table(
+            "train.csv",
+            {"numbers": ["age", "income"], "color": "color", "label": "bought"},
+            categories={"color": ["blue", "red"]},
+        )
+
+    Args:
+      files: Path of a file, or a list of paths with the same columns, ending with `.csv`, `.tsv`,
+        `.csv.gz`, `.parquet` or `.pq`.
+      features: Columns by the name of the feature: the name of one column gives [n], a list of
+        names gives float32 [n, columns]. None makes each column a feature.
+      categories: For columns of text, or of numbers that stand for categories: their values, in
+        the order of the numbers 0, 1, … that replace them. Give training and evaluation data the
+        same.
+      separator: Text between the columns of CSV files; of `.tsv` files it is a tab.
+
+    Returns:
+      Columns of integers as int64, of booleans as bool, of other numbers as float32, and of
+      categories as int64; `source.arrays` holds them.
+
+    Raises:
+      ConfigError: If a value stands in `categories` twice.
+      DataError: If pandas or pyarrow is not installed; a file is missing, damaged or listed twice;
+        files differ in their columns; a column is missing; a value is missing, infinite, beyond
+        int64, or text that is not in `categories`; or float32 would change whole numbers, such as
+        ids, of a column that is in no list.
+    """
+    paths = checked_paths(files, "table.files")
+    tables = [_read(path, separator) for path in paths]
+    columns = tables[0].column_names
+    for path, each in zip(paths, tables, strict=True):
+        if each.column_names != columns:
+            raise DataError(
+                f"All tables must have the same columns. {paths[0]} has {', '.join(columns)}; "
+                f"{path} has {', '.join(each.column_names)}. Read other columns on their own."
+            )
+    categories = categories or {}
+    arrays = {}
+    for feature, group in (features or {name: name for name in columns}).items():
+        alone = isinstance(group, str)
+        names = [group] if isinstance(group, str) else group
+        for name in [*names, *categories]:
+            if name not in columns:
+                raise DataError(
+                    f"{paths[0]} has no column {name!r}; it has {', '.join(columns)}."
+                    f"{did_you_mean(name, columns)}"
+                )
+        read = [_column(name, tables, paths, categories.get(name), alone) for name in names]
+        arrays[feature] = read[0] if alone else np.stack(read, axis=1)
+    return Source(Arrays(arrays), files=paths)
+
+
+def _read(file: str, separator: str) -> Any:
+    """Returns Arrow's table of a file."""
+    try:
+        import pandas  # noqa: F401
+        import pyarrow
+        from pyarrow import csv, parquet
+    except ImportError as error:
+        raise DataError(
+            f"Reading tables needs pandas and pyarrow ({error}). {installing('tables')}"
+        ) from error
+    try:
+        if file.endswith((".parquet", ".pq")):
+            found = parquet.read_table(file, page_checksum_verification=True)
+        else:
+            delimiter = "\t" if file.endswith(".tsv") else separator
+            found = csv.read_csv(file, parse_options=csv.ParseOptions(delimiter=delimiter))
+        names = found.column_names  # raises for names that are not UTF-8
+        if not len(found) or len(set(names)) < len(names):
+            raise ValueError("it has no rows, or several columns of one name")
+        return found
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise DataError(
+            f"The table {file} could not be read: {error}. It must be a .csv, .tsv or .parquet "
+            "file of that format; correct the file, table.files or table.separator."
+        ) from error
+
+
+def _column(
+    name: str,
+    tables: Sequence[Any],
+    files: Sequence[str],
+    values: Sequence[Any] | None,
+    alone: bool,
+) -> np.ndarray:
+    """Returns a column of all files; as float32 if it is part of a list of columns."""
+    if values is not None and len(set(values)) < len(values):
+        raise ConfigError(
+            f"table.categories must name each value of column {name!r} once, got {values!r:.200}. "
+            "Remove all but one of each."
+        )
+    parts = [_part(name, t.column(name), f, values) for t, f in zip(tables, files, strict=True)]
+    if not alone or any(part.dtype.kind == "f" for part in parts):
+        parts = [_as_float32(name, p, f, alone) for p, f in zip(parts, files, strict=True)]
+    return np.concatenate(parts)
+
+
+def _part(name: str, column: Any, file: str, values: Sequence[Any] | None) -> np.ndarray:
+    """Returns the column of one file: int64, bool or float [rows]."""
+    import pandas
+
+    if column.null_count:
+        bad = column.is_null().to_numpy()
+        raise _refused(name, column, file, bad, "a value is missing. Fill it in, or remove the row")
+    array = column.to_pandas().to_numpy()
+    if values is not None:
+        numbers = np.asarray(pandas.Categorical(array, categories=list(values)).codes, np.int64)
+        if (bad := numbers < 0).any():
+            reason = f"it is none of table.categories, {list(values)!r:.200}. Add or correct it"
+            raise _refused(name, column, file, bad, reason)
+        return numbers
+    if array.dtype.kind not in "biuf":
+        texts = pandas.Series([str(value) for value in array])
+        bad = pandas.to_numeric(texts, errors="coerce").isna().to_numpy()
+        reason = "numbers are expected. Correct it, or name the column's values in table.categories"
+        raise _refused(name, column, file, bad, f"{reason}, or leave it out of table.features")
+    if array.dtype == np.uint64 and (bad := array > np.iinfo(np.int64).max).any():
+        raise _refused(name, column, file, bad, "int64 cannot hold it. Number ids anew from 0 on")
+    return array if array.dtype.kind in "bf" else array.astype(np.int64)
+
+
+def _refused(name: str, column: Any, file: str, bad: np.ndarray, reason: str) -> DataError:
+    row = int(np.argmax(bad))
+    return DataError(
+        f"Column {name!r} ({column.type}) holds {column[row].as_py()!r:.60} in "
+        f"{_place(row, file)}: {reason}."
+    )
+
+
+def _as_float32(name: str, values: np.ndarray, file: str, alone: bool) -> np.ndarray:
+    """Rounds numbers that are finite and, if alone, are no ids that would change."""
+    with np.errstate(over="ignore"):
+        rounded = values.astype(np.float32)
+    if (bad := ~np.isfinite(rounded)).any():
+        row = int(np.argmax(bad))
+        raise DataError(
+            f"Column {name!r} holds {values[row]} in {_place(row, file)}, expected a finite number "
+            "of float32. Correct it, or remove the row."
+        )
+    changed = rounded != values
+    if alone and changed.any() and (values % 1 == 0).all():
+        row = int(np.argmax(changed))
+        raise DataError(
+            f"Column {name!r} becomes float32, but holds whole numbers that float32 would change: "
+            f"{values[row]:.0f} in {_place(row, file)} would become {rounded[row]:.0f}. Number ids "
+            "anew from 0 on, in integers in all files. If these are measurements, list the column "
+            f"in table.features, such as [{name!r}]."
+        )
+    return rounded
+
+
+def _place(row: int, file: str) -> str:
+    return f"row {row:,} of {file} (counted from 0)"

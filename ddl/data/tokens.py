@@ -1,0 +1,352 @@
+"""Tokens for language models: windows of a running text, and documents, packed or padded."""
+
+import bisect
+import os
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from ddl.data.paths import Paths, checked_paths
+from ddl.data.source import Source
+from ddl.errors import ConfigError, DataError, check_choice
+
+Encode: TypeAlias = Callable[[list[bytes]], Sequence[Sequence[int]]]
+
+_CHUNK = 1 << 24  # bytes that are searched for ends of lines at once
+_COMPRESSED = (".gz", ".zst", ".xz", ".bz2", ".zip")
+_PACKING = 0x7061636B  # part of the key of the random order in which documents are packed
+
+
+class Documents(Sequence[np.ndarray]):
+    """Documents, each an array of tokens: parts of texts, which are not copied.
+
+    Attributes:
+      lengths: Tokens of each document, int64 [n].
+      files: Paths of the files that hold them.
+    """
+
+    def __init__(
+        self, texts: Sequence[np.ndarray], spans: Sequence[np.ndarray], files: Sequence[str] = ()
+    ):
+        """Takes texts, integers [n], and for each begin and end of its documents, int64 [k, 2]."""
+        self.files = tuple(files)
+        self._texts = texts
+        self._text = np.repeat(np.arange(len(texts)), [len(each) for each in spans])
+        self._spans = np.concatenate(spans)
+        self.lengths = self._spans[:, 1] - self._spans[:, 0]
+
+    def __len__(self) -> int:
+        """Returns the number of documents."""
+        return len(self._spans)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Returns the tokens of one document, integers [length]."""
+        begin, end = self._spans[index]
+        return self._texts[self._text[index]][begin:end]
+
+
+def tokens(files: Paths | np.ndarray, length: int, *, dtype: str = "uint8") -> Source:
+    """Cuts a running text into windows of tokens, each with the token that follows.
+
+    The first token of a window follows the last one of the window before it in the file, so that
+    every token but the first of a file is predicted once an epoch. Tokens at the end of a file that
+    fill no window are left out. Files are memory-mapped.
+
+    Args:
+      files: Path of a file, or a list of paths: text, whose bytes are the tokens; binary files of
+        numbers, as NumPy's `tofile` writes them; or `.npy` files of integers [n]. Or the tokens,
+        an array of integers [n], such as a tokenizer's.
+      length: Tokens of a window.
+      dtype: Dtype of the numbers of binary files: "uint8", "uint16", "uint32", "int32" or "int64".
+        It is ignored for `.npy` files and arrays.
+
+    Returns:
+      Features "token" and "next_token", both int64 [length].
+
+    Raises:
+      ConfigError: If `length` is below 1, or `dtype` is another one.
+      DataError: If a file is missing, compressed, listed twice or no whole number of tokens; tokens
+        are no integers [n] that int64 holds; or no file has `length` + 1 tokens.
+    """
+    if length < 1:
+        raise ConfigError(f"tokens.length must be at least 1, got {length}.")
+    check_choice("tokens.dtype", dtype, ("uint8", "uint16", "uint32", "int32", "int64"))
+    paths = [] if isinstance(files, np.ndarray) else checked_paths(files, "tokens.files")
+    texts = [_mapped(path, np.dtype(dtype)) for path in paths]
+    if isinstance(files, np.ndarray):
+        texts = [_checked_tokens(files, "tokens.files")]
+    starts = [np.arange(max(len(text) - 1, 0) // length) * length for text in texts]
+    if not sum(map(len, starts)):
+        raise DataError(
+            f"No text has the {length + 1:,} tokens that a window of {length:,} and the token "
+            f"after it need; the longest has {max(map(len, texts)):,}. Set tokens.length to a "
+            "smaller number."
+        )
+    spans = [np.stack([start, start + length + 1], axis=1) for start in starts]
+    return Source(Windows(Documents(texts, spans, paths)), files=paths)
+
+
+class Windows:
+    """Windows of texts, each with the token that follows; see `tokens`."""
+
+    def __init__(self, windows: Documents):
+        """Takes windows of length + 1 tokens each."""
+        self._windows = windows
+
+    def __len__(self) -> int:
+        """Returns the number of windows."""
+        return len(self._windows)
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        """Returns one window."""
+        return {name: rows[0] for name, rows in self.rows(np.array([index])).items()}
+
+    def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns the windows at indices, int64 [b], as arrays [b, length]."""
+        found = np.stack([self._windows[index] for index in indices]).astype(np.int64)
+        return {"token": found[:, :-1].copy(), "next_token": found[:, 1:].copy()}
+
+
+def token_lines(files: Paths, encode: Encode | None = None) -> Documents:
+    r"""Reads each line of text files as a document, for `packed`.
+
+    Empty lines are left out. Lines end with "\n" or "\r\n".
+
+    Args:
+      files: Path of a file, or a list of paths.
+      encode: Turns a list of lines, bytes, into as many lists of token numbers, such as
+        `lambda lines: tokenizer([line.decode() for line in lines])["input_ids"]`. All lines are
+        encoded once, at the start, and kept in memory. None takes the bytes of a line as its
+        tokens, from files that are memory-mapped.
+
+    Raises:
+      ConfigError: If `encode` returns another number of lists.
+      DataError: If a file is missing, compressed or listed twice, or `encode` returns no integers.
+    """
+    paths = checked_paths(files, "token_lines.files")
+    texts = [_mapped(path, np.dtype("uint8")) for path in paths]
+    lines = Documents(texts, [_line_spans(text) for text in texts], paths)
+    if encode is None:
+        return lines
+    encoded = encode([line.tobytes() for line in lines])
+    if len(encoded) != len(lines):
+        raise ConfigError(
+            f"token_lines.encode must return a list of tokens for each of the {len(lines):,} "
+            f"lines, got {len(encoded):,} lists."
+        )
+    return _documents(encoded, "token_lines.encode", paths)
+
+
+def packed(
+    sequences: Iterable[Sequence[int] | np.ndarray],
+    length: int,
+    *,
+    seed: int = 0,
+    too_long: Literal["error", "cut", "split"] = "error",
+    alone: bool = False,
+) -> Source:
+    """Packs documents of varying length into rows of one length, so that there is little padding.
+
+    Each row holds whole documents one after the other, and padding at its end. The longest document
+    is placed first, each in the row with the least free space that holds it (Krell et al. 2021,
+    "Efficient Sequence Packing without Cross-contamination"). The rows are decided once, from the
+    lengths and `seed`; an epoch shuffles rows and holds each document once.
+
+        ddl.data.packed(ddl.data.token_lines("text.txt"), 256, too_long="split")
+
+    Args:
+      sequences: The documents, each a list or array of tokens: `token_lines(…)`, or your own.
+        Empty ones are left out.
+      length: Tokens of a row.
+      seed: Seed of the choice among documents of the same length, and of their order in a row.
+      too_long: Treatment of documents of more than `length` tokens: "error" refuses them, "cut"
+        leaves out the tokens beyond, "split" makes several documents of them.
+      alone: Whether each document has a row of its own, padded to `length`, in their own order.
+
+    Returns:
+      Rows with the features, each [length]: "token", int64, 0 for padding; "next_token", int64;
+      "token_weight", float32, 1 where "next_token" is of the same document and else 0; "segment",
+      int64, the number of the document in the row, from 1 on, and 0 for padding; "position", int64,
+      of the token in its document, from 0 on. `source.items` is a `PackedRows`.
+
+    Raises:
+      ConfigError: If `length` is below 1 or `too_long` is another.
+      DataError: If a document is no list of integers, one is too long, or all are empty.
+    """
+    if length < 1:
+        raise ConfigError(f"packed.length must be at least 1, got {length}.")
+    check_choice("packed.too_long", too_long, ("error", "cut", "split"))
+    documents = _documents(sequences, "packed.sequences")
+    longest = documents.lengths.max(initial=0)
+    if longest > length and too_long == "error":
+        raise DataError(
+            f"packed.length is {length:,}, but {np.count_nonzero(documents.lengths > length):,} of "
+            f"{len(documents):,} documents are longer, the longest, number "
+            f"{int(np.argmax(documents.lengths)):,}, of {longest:,} tokens. Increase "
+            "packed.length, or set packed.too_long to 'split' or 'cut'."
+        )
+    pieces = _pieces(documents.lengths, length, too_long == "split")
+    row = np.arange(len(pieces)) if alone else _packing(pieces[:, 2], length, seed)
+    order = np.lexsort([_random_words(seed, 1, len(pieces)), row])
+    return Source(PackedRows(documents, pieces[order], row[order], length), files=documents.files)
+
+
+class PackedRows:
+    """Rows of several documents each; see `packed`.
+
+    Attributes:
+      digest: A number that differs, but for chance, if other documents stand in the rows, so that
+        a run is not resumed with them.
+    """
+
+    def __init__(self, documents: Documents, pieces: np.ndarray, row: np.ndarray, length: int):
+        """Takes the rows' contents.
+
+        Args:
+          documents: The documents.
+          pieces: Document, first token and number of tokens of each piece, int64 [n, 3].
+          row: Row of each piece, int64 [n], not falling, none left out.
+          length: Tokens of a row.
+        """
+        self._documents = documents
+        self._pieces = pieces
+        self._first = np.concatenate([[0], np.cumsum(np.bincount(row))])
+        self._length = length
+        self.digest = zlib.crc32(self._pieces.tobytes(), zlib.crc32(self._first.tobytes()))
+
+    def __len__(self) -> int:
+        """Returns the number of rows."""
+        return len(self._first) - 1
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        """Returns one row."""
+        return {name: rows[0] for name, rows in self.rows(np.array([index])).items()}
+
+    def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns the rows at indices, int64 [b], as arrays [b, length]."""
+        shape = len(indices), self._length
+        token, following, segment, position = (np.zeros(shape, np.int64) for _ in range(4))
+        for row, index in enumerate(indices):
+            begin = 0
+            pieces = self._pieces[self._first[index] : self._first[index + 1]].tolist()
+            for number, (document, first, length) in enumerate(pieces, 1):
+                end = begin + length
+                token[row, begin:end] = self._documents[document][first : first + length]
+                segment[row, begin:end] = number
+                position[row, begin:end] = np.arange(length)
+                begin = end
+        continues = np.zeros(shape, bool)
+        continues[:, :-1] = (segment[:, 1:] == segment[:, :-1]) & (segment[:, 1:] > 0)
+        following[:, :-1] = np.where(continues[:, :-1], token[:, 1:], 0)
+        return {
+            "token": token,
+            "next_token": following,
+            "token_weight": continues.astype(np.float32),
+            "segment": segment,
+            "position": position,
+        }
+
+
+def _mapped(file: str, dtype: np.dtype) -> np.ndarray:
+    """Returns a file's tokens, memory-mapped, integers [n]."""
+    if file.endswith(_COMPRESSED):
+        raise DataError(
+            f"{file} must not be compressed, since it is read at any position. Decompress it."
+        )
+    if file.endswith(".npy"):
+        try:
+            array = np.load(file, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(f"{file} could not be read: {error}. Correct the file.") from error
+        return _checked_tokens(array, file)
+    size = os.path.getsize(file)
+    if size % dtype.itemsize:
+        raise DataError(
+            f"{file} has {size:,} bytes, which are no whole number of {dtype} tokens. Set "
+            "tokens.dtype to the one that the file was written with."
+        )
+    # A plain array is sliced several times as fast as a memory map.
+    return np.asarray(np.memmap(file, dtype, "r")) if size else np.zeros(0, dtype)
+
+
+def _checked_tokens(numbers: Any, what: str) -> np.ndarray:
+    """Returns numbers as an array after checking that they are integers [n] that int64 holds."""
+    array = np.asarray(numbers)
+    fits = array.dtype.kind in "iu" and array.dtype != np.uint64
+    if array.ndim != 1 or (array.size and not fits):
+        raise DataError(
+            f"{what} must be the numbers of tokens, integers [n] up to int64, got {array.dtype} of "
+            f"shape {array.shape}. Turn text into numbers, and save them in one dimension."
+        )
+    return array
+
+
+def _documents(sequences: Iterable[Any], what: str, files: Sequence[str] = ()) -> Documents:
+    """Returns sequences as documents, in one array, after checking each."""
+    if isinstance(sequences, Documents):
+        return sequences
+    arrays = [_checked_tokens(one, f"{what}[{n:,}]") for n, one in enumerate(sequences)]
+    ends = np.cumsum([0, *(len(array) for array in arrays)])
+    text = np.concatenate([np.zeros(0), *arrays], dtype=np.int64, casting="unsafe")
+    return Documents([text], [np.stack([ends[:-1], ends[1:]], axis=1)], files)
+
+
+def _line_spans(text: np.ndarray) -> np.ndarray:
+    """Returns begin and end of each line that is not empty, int64 [n, 2]."""
+    ends = [
+        start + np.flatnonzero(text[start : start + _CHUNK] == ord("\n"))
+        for start in range(0, len(text), _CHUNK)
+    ]
+    end = np.concatenate([*ends, [len(text)]]).astype(np.int64)
+    begin = np.concatenate([[0], end[:-1] + 1])
+    if len(text):
+        end = end - ((end > begin) & (text[np.maximum(end - 1, 0)] == ord("\r")))
+    return np.stack([begin, end], axis=1)[end > begin]
+
+
+def _pieces(lengths: np.ndarray, most: int, split: bool) -> np.ndarray:
+    """Returns the pieces of documents: document, first token and length, int64 [pieces, 3]."""
+    counts = -(-lengths // most) if split else np.minimum(lengths, 1)
+    if not counts.sum():
+        raise DataError(
+            f"packed.sequences must have at least one document with tokens, got {len(lengths):,} "
+            "empty ones. Correct the data."
+        )
+    document = np.repeat(np.arange(len(lengths)), counts)
+    first = (np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)) * most
+    return np.stack([document, first, np.minimum(lengths[document] - first, most)], axis=1)
+
+
+def _packing(lengths: np.ndarray, row_length: int, seed: int) -> np.ndarray:
+    """Returns the row of each document, int64 [n]: best fit, the longest first."""
+    order = np.lexsort([_random_words(seed, 0, len(lengths)), -lengths])
+    row_of = np.empty(len(lengths), np.int64)
+    rows = 0
+    with_space: dict[int, list[int]] = defaultdict(list)  # rows by their free space
+    spaces: list[int] = []  # the keys of `with_space` that have rows, rising
+    for document, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
+        place = bisect.bisect_left(spaces, length)
+        if place == len(spaces):
+            row, free = rows, row_length
+            rows += 1
+        else:
+            free = spaces[place]
+            row = with_space[free].pop()
+            if not with_space[free]:
+                del spaces[place]
+        row_of[document] = row
+        free -= length
+        if free:
+            if not with_space[free]:
+                bisect.insort(spaces, free)
+            with_space[free].append(row)
+    return row_of
+
+
+def _random_words(seed: int, stream: int, count: int) -> np.ndarray:
+    """Returns uint64 [count]: NumPy promises these, unlike a generator's, in each version."""
+    key = np.array([seed % 2**64, _PACKING + stream], np.uint64)
+    return np.random.Philox(key=key).random_raw(count)
