@@ -1,0 +1,212 @@
+"""Parts, folds, concatenations and mixtures of sources, by arithmetic on indices."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow as tf
+
+from ddl.data.arrays import Arrays
+from ddl.data.batched import described
+from ddl.data.features import named
+from ddl.data.order import example_at
+from ddl.data.source import Source
+from ddl.data.stream import Stream
+from ddl.errors import ConfigError, DataError
+
+_NUMBER = "number of the source"  # a feature of rows
+
+_Located = Callable[[np.ndarray], np.ndarray]  # indices to those in all sources, int64 [b]
+
+
+def subset(data: Any, examples: int | Sequence[int] | np.ndarray) -> Source:
+    """Returns some examples of a source.
+
+    Args:
+      data: A source, or data that `Source` takes.
+      examples: The number of examples, from the first on; or their indices, in this order.
+
+    Raises:
+      DataError: If there are fewer examples, or an index is out of range.
+    """
+    (source,) = _alike([data], "subset")
+    chosen = np.arange(examples) if isinstance(examples, int) else np.asarray(examples)
+    if (
+        chosen.ndim != 1
+        or chosen.dtype.kind not in "iu"
+        or not chosen.size
+        or not 0 <= chosen.min() <= chosen.max() < len(source)
+    ):
+        raise DataError(
+            f"subset.examples must be a number from 1 to {len(source):,}, the examples of "
+            f"{source.name}, or a list of indices below that, got {examples!r:.80}."
+        )
+    return _combined([source], len(chosen), chosen.astype(np.int64).__getitem__)
+
+
+def k_fold(
+    data: Any, folds: int, fold: int, part: Literal["train", "held_out"], *, seed: int = 0
+) -> Source:
+    """Returns the training part or the held-out part of a fold of a cross-validation.
+
+    The examples are shuffled once, by `seed` and their number alone, and cut into `folds` parts
+    whose sizes differ by at most 1. Each part keeps the order of the source.
+
+    Args:
+      data: A source, or data that `Source` takes.
+      folds: Number of parts, at least 2.
+      fold: Number of the part that is held out, from 0 to folds - 1.
+      part: "train" for the other parts, "held_out" for this one.
+      seed: Seed of the shuffle. Training and evaluation data must be given the same.
+
+    Raises:
+      ConfigError: If a number or `part` is out of range.
+      DataError: If `data` cannot be indexed.
+    """
+    (source,) = _alike([data], "k_fold")
+    count = len(source)
+    if not 2 <= folds <= count or not 0 <= fold < folds or part not in ("train", "held_out"):
+        raise ConfigError(
+            f"k_fold needs folds from 2 to {count:,}, the examples of {source.name}, fold from 0 "
+            f"to folds - 1, and part 'train' or 'held_out', got {folds=}, {fold=} and {part=}."
+        )
+    order = example_at(np.arange(count), 0, num_examples=count, seed=seed)
+    held_out = slice(count * fold // folds, count * (fold + 1) // folds)
+    chosen = order[held_out] if part == "held_out" else np.delete(order, held_out)
+    return _combined([source], len(chosen), np.sort(chosen).__getitem__)
+
+
+def concatenate(sources: Sequence[Any]) -> Source:
+    """Returns all examples of several sources, one source after the other.
+
+    Args:
+      sources: Sources, or data that `Source` takes, with the same features in shape and dtype.
+
+    Raises:
+      DataError: If there are no sources, or their features differ.
+    """
+    found = _alike(sources, "concatenate")
+    return _combined(found, sum(map(len, found)), np.asarray)
+
+
+def mix(sources: Sequence[Any], shares: Sequence[float]) -> Source:
+    """Returns a mixture of sources in given shares, such as 80% and 20%.
+
+    An epoch is the shortest one that has the shares and holds each example at least once. A source
+    whose share is large for its size gives each of its examples several times, k or k + 1. Training
+    shuffles all of them together; without shuffle, one order mixes the sources in all epochs.
+
+    Args:
+      sources: Sources, or data that `Source` takes, with the same features in shape and dtype.
+      shares: Part of the examples that come from each source; they add up to 1.
+
+    Raises:
+      ConfigError: If shares are not positive or do not add up to 1.
+      DataError: If there are no sources, or their features differ.
+    """
+    found = _alike(sources, "mix")
+    parts = np.asarray(shares, np.float64)
+    if parts.shape != (len(found),) or not (parts > 0).all() or abs(parts.sum() - 1) > 1e-6:
+        raise ConfigError(
+            f"mix.shares must be {len(found)} positive numbers that add up to 1, one for each "
+            f"source, got {shares!r}."
+        )
+    lengths = np.array([len(source) for source in found], np.int64)
+    counts = np.rint((lengths / parts).max() * parts).astype(np.int64)
+    ends = np.cumsum(np.maximum(counts, lengths))
+    return _combined(found, int(ends[-1]), functools.partial(_mixed, ends, lengths))
+
+
+def _mixed(ends: np.ndarray, lengths: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    """Returns which examples of all sources, int64 [b], stand at places of a mixture's epoch.
+
+    Args:
+      ends: Places of each source and those before it, int64 [sources].
+      lengths: Examples of each source, int64 [sources].
+      indices: Places in the epoch, int64 [b].
+    """
+    place = example_at(indices, 0, num_examples=int(ends[-1]), seed=0)
+    number = np.searchsorted(ends, place, side="right")
+    of_source = place - np.append(0, ends)[number]
+    return np.append(0, np.cumsum(lengths))[number] + of_source % lengths[number]
+
+
+class _Combined:
+    """Examples of several sources. Where they decode differently, rows have a source's number."""
+
+    def __init__(self, sources: Sequence[Source], length: int, located: _Located):
+        self._sources, self._length, self._located = sources, length, located
+        self._ends = np.cumsum([len(source) for source in sources])
+        first = sources[0].decode
+        self.decodes_alike = all(source.decode == first for source in sources)
+        self.decode = first if self.decodes_alike else self._decode
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {name: values[0] for name, values in self.rows(np.array([index])).items()}
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns what belongs to the format, such as `class_names`, of a part of one source."""
+        if name.startswith("_") or len(self._sources) > 1:
+            raise AttributeError(name)
+        return getattr(self._sources[0].items, name)
+
+    def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        indices = self._located(indices)
+        numbers = np.searchsorted(self._ends, indices, side="right")
+        parts = []
+        for number in np.unique(numbers):
+            source = self._sources[number]
+            parts.append(source.rows(indices[numbers == number] - self._ends[number] + len(source)))
+        rows = parts[0]
+        if len(parts) > 1:
+            places = np.argsort(np.argsort(numbers, kind="stable"))
+            rows = {name: np.concatenate([part[name] for part in parts])[places] for name in rows}
+        return rows if self.decodes_alike else rows | {_NUMBER: numbers}
+
+    def _decode(self, item: dict[str, tf.Tensor], seed: tf.Tensor) -> dict[str, tf.Tensor]:
+        row = {name: value for name, value in item.items() if name != _NUMBER}
+        branches = [functools.partial(_decoded, source, row, seed) for source in self._sources]
+        return tf.switch_case(tf.cast(item[_NUMBER], tf.int32), branches)
+
+
+def _decoded(source: Source, row: Any, seed: tf.Tensor) -> dict[str, tf.Tensor]:
+    example = named(row if source.decode is None else source.decode(row, seed), source.name)
+    return {name: example[name] for name in sorted(example)}
+
+
+def _combined(sources: Sequence[Source], length: int, located: _Located) -> Source:
+    items = _Combined(sources, length, located)
+    files = [file for source in sources for file in source.files]
+    if items.decodes_alike and length <= sum(map(len, sources)) and all(map(_in_memory, sources)):
+        return Source(items.rows(np.arange(length)), items.decode, files=files)
+    return Source(items, items.decode, files=files)
+
+
+def _in_memory(source: Source) -> bool:
+    return isinstance(source.items, Arrays) and not any(
+        isinstance(array, np.memmap) for array in source.items.arrays.values()
+    )
+
+
+def _alike(sources: Sequence[Any], user: str) -> list[Source]:
+    """Returns data as sources, after checking that their features are the same."""
+    if not isinstance(sources, list | tuple) or not sources:
+        raise DataError(f"{user} takes a list of at least one source, got {sources!r:.80}.")
+    if any(isinstance(source, tf.data.Dataset | Stream) for source in sources):
+        raise DataError(
+            f"{user} needs examples that are found by their indices, got a stream. A "
+            "tf.data.Dataset has its own methods: take, skip, concatenate, sample_from_datasets."
+        )
+    found = [source if isinstance(source, Source) else Source(source) for source in sources]
+    first, *others = (f"{described(one.row_spec)} → {described(one.element_spec)}" for one in found)
+    for number, form in enumerate(others, start=1):
+        if form != first:
+            raise DataError(
+                f"{user} needs sources of the same features before and after decode. Number 0 has "
+                f"{first}; number {number} has {form}. Rename or convert features of one."
+            )
+    return found
