@@ -1,5 +1,6 @@
 """Examples with random access: a length, an index, and one specification of all examples."""
 
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -121,6 +122,32 @@ class Source:
             self.error = error
             raise
 
+    def undecodable(self, indices: np.ndarray) -> DataError | None:
+        """Finds the item that `decode` fails on; TensorFlow's error does not tell which.
+
+        Args:
+          indices: Items among which it is, int64 [b].
+
+        Returns:
+          An error that names it, by `describe(index)` of items that have it; None if `decode` fails
+          on none of them.
+        """
+        assert self.decode is not None
+        for index in indices:
+            rows = self.rows(np.array([index], np.int64))
+            item = {
+                name: tf.constant(rows[name][0], spec.dtype) for name, spec in self.row_spec.items()
+            }
+            try:
+                self.decode(item, tf.zeros([2], tf.int64))
+            except tf.errors.OpError as error:
+                describe = getattr(self.items, "describe", f"item {{:,}} of {self.name}".format)
+                return DataError(
+                    f"{definition_of(self.decode)} failed on {describe(int(index))}: "
+                    f"{first_line(error)}. Correct or remove it."
+                )
+        return None
+
     def _rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         if self._read_rows is not None:
             return self._read_rows(indices)
@@ -219,6 +246,11 @@ class Source:
     def _decode_named(self, item: dict[str, tf.Tensor], seed: tf.Tensor) -> dict[str, tf.Tensor]:
         assert self.decode is not None
         return named(self.decode(item, seed), definition_of(self.decode))
+
+
+def first_line(error: Exception) -> str:
+    """Returns the first line of an error's message, without TensorFlow's names of nodes."""
+    return re.sub(r"\{\{.*?\}\} | \[Op:\w+\]", "", str(error).splitlines()[0]).rstrip(".")
 
 
 def _unreadable(name: str, item: str, error: Exception) -> DataError:
