@@ -1,3 +1,4 @@
+<<<<<<< HEAD:ddl/data/paths.py
 """Paths of the files of a data set: each is there, and is listed once."""
 
 import os
@@ -38,3 +39,88 @@ def checked_paths(files: Paths, argument: str) -> list[str]:
             )
         seen[place] = path
     return paths
+=======
+"""Paths of the files of a data set, from patterns."""
+
+import collections
+import fnmatch
+import glob
+import os
+import re
+from collections.abc import Sequence
+
+from ddl.errors import DataError
+
+_SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)(.*)", re.DOTALL)
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""A path, a pattern such as "data/train-*", or a list of them."""
+
+
+def found_files(files: Paths, name: str) -> list[str]:
+    """Returns the paths of files; the matches of a pattern are sorted.
+
+    Args:
+      files: A path, a pattern of the module `glob`, or a list of them.
+      name: Name of the argument for messages, such as "tf_records.files".
+
+    Raises:
+      DataError: If there is no such file, a file occurs twice, or a pattern matches shards such as
+        "train-00000-of-00003" of which others, whose names it matches, are missing.
+    """
+    found: list[str] = []
+    for one in [files] if isinstance(files, str | os.PathLike) else files:
+        path = os.fspath(one)
+        matches = [path] if os.path.isfile(path) else sorted(glob.glob(path, recursive=True))
+        matches = [match for match in matches if os.path.isfile(match)]
+        if not matches:
+            raise DataError(f"{name} must name existing files, but {_absence(path)}")
+        if path not in matches:
+            _check_shards(path, matches, name)
+        found += matches
+    if not found:
+        raise DataError(f"{name} must name at least one file, got an empty list.")
+    ((place, times),) = collections.Counter(map(os.path.realpath, found)).most_common(1)
+    if times > 1:
+        raise DataError(
+            f"{name} must name each file once, got {place} {times} times. Remove all but one; to "
+            "use examples more often, see ddl.data.mix."
+        )
+    return found
+
+
+def _absence(path: str) -> str:
+    if os.path.isdir(path):
+        return f"{path} is a folder. Pass a pattern, such as {os.path.join(path, '*')!r}."
+    if "://" in path:
+        return f"{path} is no file of this machine. Mount the storage, or copy the files."
+    return f"no file is at or matches {path}. Correct the path; we are in {os.getcwd()}."
+
+
+def _check_shards(pattern: str, files: Sequence[str], name: str) -> None:
+    """Refuses incomplete sets; a pattern may choose shards, as train-0000?-of-00128 does."""
+    sets = collections.defaultdict(set)
+    for file in files:
+        if shard := _SHARD.fullmatch(file):
+            first, number, total, ending = shard.groups()
+            sets[first, ending, total].add(int(number))
+    for (first, ending, total), numbers in sets.items():
+        begin = int(int(total) in numbers)  # some programs count from 1
+        whole = (
+            f"{first}-{number:0{len(total)}}-of-{total}{ending}"
+            for number in range(begin, begin + int(total))
+        )
+        of_pattern = fnmatch.filter(
+            whole, os.path.join(glob.escape(os.path.dirname(first)), os.path.basename(pattern))
+        )
+        if lacking := sorted({*of_pattern} - {*files}):
+            raise DataError(
+                f"{name} = {pattern!r} must match whole sets of shards, but {len(lacking):,} of "
+                f"{total} are missing, such as {lacking[0]}. Copy them, or list the paths to read."
+            )
+    if len({of_name[:2] for of_name in sets}) < len(sets):
+        raise DataError(
+            f"{name} = {pattern!r} must match one set of shards, but matches sets of "
+            f"{' and '.join(sorted({total for *_, total in sets}))} files. Remove those left over."
+        )
+>>>>>>> room-d-records:ddl/data/paths.py

@@ -1,0 +1,264 @@
+"""Records of TFRecord and ArrayRecord files with random access, parsed as tf.train.Example.
+
+A record of a TFRecord file is the length (8 bytes), the length's checksum (4), the data, and the
+data's checksum (4). Reading all lengths once tells where the records begin.
+"""
+
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import tensorflow as tf
+from google.protobuf.message import DecodeError
+
+from ddl.data.paths import Paths, found_files
+from ddl.data.source import Example, Source, first_line
+from ddl.errors import DataError, installing
+
+_HEAD = 12  # bytes ahead of a record's data
+_AROUND = 16
+
+Decode = Callable[[dict[str, tf.Tensor], tf.Tensor], Example]
+
+
+def tf_records(
+    files: Paths, features: Mapping[str, Any] | None = None, decode: Decode | None = None
+) -> Source:
+    """Reads TFRecord files of this machine at any record, by an index in memory of 16 bytes each.
+
+    Reading starts with the length of each record, which takes one access to the storage per record:
+    seconds for a million records on a fast disk. Storage should be fast at random access. For other
+    storage, read whole files by tf.data.TFRecordDataset and `ddl.data.stream`.
+
+        features = {
+            "jpeg": tf.io.FixedLenFeature([], tf.string),
+            "label": tf.io.FixedLenFeature([], tf.int64),
+        }
+
+        def decode(item, seed):
+            image = tf.image.resize(tf.io.decode_jpeg(item["jpeg"], 3), [32, 32])
+            return {"image": image, "label": item["label"]}
+
+        source = ddl.data.tf_records("data/train-*", features, decode)
+
+    Args:
+      files: A path, a pattern such as "data/train-*", or a list of them. Files must not be
+        compressed. The records of all files are numbered one after the other.
+      features: Features of tf.train.Example by name, such as
+        `tf.io.FixedLenFeature([28, 28], tf.float32)`; in a config, its arguments as a tuple:
+        `{'image': ((28, 28), 'float32')}`. Other kinds, of varying length, must be made dense and
+        of one shape by `decode`. None: an item is {"record": string []}.
+      decode: Makes an example of the parsed features, or of the record, as in `Source`.
+
+    Raises:
+      DataError: If files or shards are missing, truncated, compressed or of another format, or the
+        first record does not hold `features`. While reading: if the checksum of a record is wrong;
+        names the file and the record.
+    """
+    return _source(TFRecords(found_files(files, "tf_records.files")), features, decode)
+
+
+def array_records(
+    files: Paths, features: Mapping[str, Any] | None = None, decode: Decode | None = None
+) -> Source:
+    """Reads ArrayRecord files (the extra `arrayrecord`), whose own index finds any record.
+
+    Write them with the option "group_size:1", so that each record is read alone.
+
+    Args:
+      files: See `tf_records`.
+      features: See `tf_records`.
+      decode: See `tf_records`.
+
+    Raises:
+      DataError: If the package is not installed. Also as `tf_records`.
+    """
+    return _source(ArrayRecords(found_files(files, "array_records.files")), features, decode)
+
+
+class _Records:
+    """The records of files, numbered one after the other: items of a `Source`."""
+
+    def __init__(self, files: Sequence[str], counts: Sequence[int]):
+        self.files = list(files)
+        self._ends = np.cumsum(counts)
+
+    def __len__(self) -> int:
+        """Returns the number of records."""
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int) -> dict[str, bytes]:
+        """Returns the feature "record"."""
+        return {"record": self.rows(np.array([range(len(self))[index]]))["record"][0]}
+
+    def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Reads records, int64 [b], and checks their checksums.
+
+        Returns:
+          The feature "record", bytes as objects [b].
+
+        Raises:
+          DataError: If a checksum is wrong or a file cannot be read; names the file and the record.
+        """
+        raise NotImplementedError
+
+    def describe(self, index: int) -> str:
+        """Returns the number and the file of a record, for messages."""
+        number = int(np.searchsorted(self._ends, index, side="right"))
+        first = int(self._ends[number - 1]) if number else 0
+        return f"record {index - first:,} of {self.files[number]}"
+
+
+class TFRecords(_Records):
+    """The records of TFRecord files."""
+
+    def __init__(self, files: Sequence[str]):
+        """Reads the lengths of all records.
+
+        Raises:
+          DataError: If a file is truncated, compressed or of another format, or cannot be read.
+        """
+        with ThreadPoolExecutor(16) as pool:  # the threads wait for the storage
+            places = list(pool.map(_located, files))
+        super().__init__(files, [len(of_file) for of_file in places])
+        self._places = np.concatenate(places)  # offset and length of the data, int64 [n, 2]
+
+    def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Reads records in the order in which they lie."""
+        records = np.empty(len(indices), object)
+        file_numbers = np.searchsorted(self._ends, indices, side="right")
+        for number in np.unique(file_numbers):
+            places = np.flatnonzero(file_numbers == number)
+            try:
+                with open(self.files[number], "rb", buffering=0) as file:
+                    for place in places[np.argsort(indices[places])].tolist():
+                        records[place] = self._record(file.fileno(), int(indices[place]))
+            except OSError as error:
+                raise DataError(f"Reading records failed: {error}. Check the file.") from error
+        return {"record": records}
+
+    def _record(self, file: int, index: int) -> bytes:
+        offset, length = self._places[index].tolist()
+        data = os.pread(file, length + 4, offset)
+        record = data[:length]
+        if len(data) < length + 4 or _checksum(record) != data[length:]:
+            raise DataError(
+                f"The checksum of {self.describe(index)} is wrong: its {length:,} bytes from byte "
+                f"{offset:,} on are damaged, or the file has changed. Copy or write the file again."
+            )
+        return record
+
+
+class ArrayRecords(_Records):
+    """The records of ArrayRecord files."""
+
+    def __init__(self, files: Sequence[str]):
+        """Opens the files.
+
+        Raises:
+          DataError: If the package is not installed, or a file is not a whole ArrayRecord file.
+        """
+        try:
+            from array_record.python.array_record_data_source import ArrayRecordDataSource
+        except ImportError as error:
+            raise DataError(
+                f"array_records needs the package array_record: {error}. "
+                f"{installing('arrayrecord')}"
+            ) from error
+        counts = []
+        for file in files:
+            try:
+                counts.append(len(ArrayRecordDataSource(file)))
+            except RuntimeError as error:
+                raise DataError(
+                    f"{file} is truncated, or not an ArrayRecord file: {first_line(error)}. Copy "
+                    "or write it again."
+                ) from error
+        super().__init__(files, counts)
+        self._records = ArrayRecordDataSource(self.files)
+
+    def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Reads records by one call; the format checks their checksums."""
+        records = np.empty(len(indices), object)
+        numbers = indices.tolist()
+        try:
+            records[:] = self._records.__getitems__(numbers)
+        except RuntimeError:  # it does not tell which record
+            for place, number in enumerate(numbers):
+                try:
+                    records[place] = self._records[number]
+                except RuntimeError as error:
+                    raise DataError(
+                        f"Damaged is {self.describe(number)}: {first_line(error)}. Copy or write "
+                        "the file again."
+                    ) from error
+        return {"record": records}
+
+
+def _source(items: _Records, features: Mapping[str, Any] | None, decode: Decode | None) -> Source:
+    if features is None or not len(items):
+        return Source(items, decode, files=items.files)
+    parsed = {  # a plain tuple comes from a config
+        name: tf.io.FixedLenFeature(*feature) if type(feature) is tuple else feature
+        for name, feature in features.items()
+    }
+    _check_first(items, parsed)
+
+    def parse(item: dict[str, tf.Tensor], seed: tf.Tensor) -> Example:
+        example = tf.io.parse_single_example(item["record"], parsed)
+        return example if decode is None else decode(example, seed)
+
+    # Messages then name the user's function.
+    return Source(items, functools.wraps(decode)(parse) if decode else parse, files=items.files)
+
+
+def _check_first(items: _Records, features: Mapping[str, Any]) -> None:
+    record = items[0]["record"]
+    try:
+        tf.io.parse_single_example(record, features)
+    except (tf.errors.InvalidArgumentError, TypeError, ValueError) as error:
+        try:
+            held = tf.train.Example.FromString(record).features.feature
+        except DecodeError:
+            held = {}
+        kinds = (f"{name} ({held[name].WhichOneof('kind')})" for name in sorted(held))
+        raise DataError(
+            f"The features do not fit {items.describe(0)}: {first_line(error)}. It holds "
+            f"{', '.join(kinds) or 'no tf.train.Example'}. Correct the features."
+        ) from error
+
+
+def _located(file: str) -> np.ndarray:
+    """Returns the offset and the length of the data of a file's records, int64 [n, 2]."""
+    places = []
+    try:
+        size, offset = os.path.getsize(file), 0
+        with open(file, "rb", buffering=0) as opened:
+            while offset < size:
+                head = os.pread(opened.fileno(), _HEAD, offset)
+                if len(head) == _HEAD and _checksum(head[:8]) != head[8:]:
+                    raise DataError(
+                        f"{file} is compressed, damaged, or not a TFRecord file: no record begins "
+                        f"at byte {offset:,}. Decompress it, or copy or write it again."
+                    )
+                length = int.from_bytes(head[:8], "little")
+                places.append((offset + _HEAD, length))
+                offset += length + _AROUND
+    except OSError as error:
+        raise DataError(f"Reading records failed: {error}. Check the file.") from error
+    if offset > size:
+        raise DataError(
+            f"{file} is truncated: record {len(places) - 1:,} would end at byte {offset:,}, but "
+            f"the file has {size:,} bytes. Copy or write it again."
+        )
+    return np.array(places, np.int64).reshape(-1, 2)
+
+
+def _checksum(data: bytes) -> bytes:
+    crc = google_crc32c.value(data)
+    rotated = (crc >> 15 | crc << 17) + 0xA282EAD8 & 0xFFFFFFFF
+    return rotated.to_bytes(4, "little")
