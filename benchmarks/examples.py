@@ -151,7 +151,7 @@ class Examples:
 
     def _chance(self) -> float:
         """Returns how often a random half of the same batch is the right one, in percent."""
-        number, batch = len(ddl.data.load_digits("test")[1]), 128
+        number, batch = len(ddl.data.digits("test")[1]), 128
         return 100 * -(-number // batch) / number
 
     def _distillation(self) -> list[Finding]:
@@ -261,7 +261,7 @@ def with_ten_labels(features: Callable[[np.ndarray], np.ndarray]) -> float:
     Args:
       features: Maps images, float32 [n, 8, 8, 1] from 0 to 16, to features [n, width].
     """
-    given, held_out = ddl.data.load_digits("train"), ddl.data.load_digits("test")
+    given, held_out = ddl.data.digits("train"), ddl.data.digits("test")
     labelled, other = (features(images.astype(np.float32)) for images, _ in (given, held_out))
     mean, deviation = labelled.mean(axis=0), labelled.std(axis=0) + 1e-6
     labelled, other = ((values - mean) / deviation for values in (labelled, other))
@@ -289,7 +289,7 @@ def constant_answer(classes: int = 10) -> float:
     Args:
       classes: 10, or 2 for even and odd.
     """
-    counts = np.bincount(ddl.data.load_digits("test")[1] % classes)
+    counts = np.bincount(ddl.data.digits("test")[1] % classes)
     return float(100 * counts.max() / counts.sum())
 
 
@@ -303,7 +303,7 @@ def loss_nearby(model: keras.Model, distance: float = 0.05) -> float:
       model: Maps images, float32 [n, 8, 8, 1] from 0 to 16, to logits [n, 10]; its weights move.
       distance: Norm of the change of the weights along the gradient.
     """
-    images, labels = ddl.data.load_digits("train")
+    images, labels = ddl.data.digits("train")
     targets = keras.ops.one_hot(labels, 10)
     cross_entropy = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1)
 

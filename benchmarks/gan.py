@@ -53,7 +53,7 @@ def adam() -> keras.optimizers.Optimizer:
 
 def images() -> np.ndarray:
     """Returns a whole number of batches of digits: float32 [n, 64]."""
-    pixels, _ = ddl.data.load_digits("train")
+    pixels, _ = ddl.data.digits("train")
     whole = len(pixels) // BATCH * BATCH
     return pixels[:whole].reshape(-1, 64).astype(np.float32) / 16
 

@@ -16,7 +16,7 @@ _SHOWN = 30
 
 def digits(split: str) -> np.ndarray:
     """Returns the real digits of a split, float32 [n, 8, 8, 1] from 0 to 1."""
-    return ddl.data.load_digits(split)[0].astype(np.float32) / 16
+    return ddl.data.digits(split)[0].astype(np.float32) / 16
 
 
 def generated(model: keras.Model) -> np.ndarray:

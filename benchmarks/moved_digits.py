@@ -40,8 +40,8 @@ def moved(images: np.ndarray, labels: np.ndarray, count: int, seed: int) -> tupl
 @functools.cache
 def data(examples: int, test_examples: int, tuning: bool) -> tuple[tuple, tuple]:
     """Returns training and evaluation data; in tuning, both come from the training images."""
-    images, labels = ddl.data.load_digits("train")
-    held_out = ddl.data.load_digits("test")
+    images, labels = ddl.data.digits("train")
+    held_out = ddl.data.digits("test")
     if tuning:
         order = np.random.default_rng(7).permutation(len(images))
         images, labels = images[order], labels[order]

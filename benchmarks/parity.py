@@ -46,7 +46,7 @@ def weights(place: tuple[str, int], precision: str, updates: Sequence[int]) -> l
         trainer = ddl.Trainer(
             ddl.Classification(model()),
             optimizer(),
-            ddl.data.load_digits("train"),
+            ddl.data.digits("train"),
             global_batch_size=64,
         )
     found = []

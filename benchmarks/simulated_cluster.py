@@ -146,8 +146,8 @@ def updates(case: Case) -> Callable[[], object]:
 
     with strategy.scope():
         model = networks.cnn()
-        data = ddl.data.synthetic_images(
-            "train", image_shape=(28, 28, 1), num_classes=10, num_examples=2048
+        data = ddl.data.images(
+            "synthetic", "train", image_shape=(28, 28, 1), num_classes=10, num_examples=2048
         )
         trainer = ddl.Trainer(
             ddl.Classification(model),

@@ -52,7 +52,7 @@ def optimizer() -> keras.optimizers.Optimizer:
 
 def data() -> tuple[np.ndarray, np.ndarray]:
     """Returns a whole number of batches of digits, so that no batch needs padding."""
-    images, labels = ddl.data.load_digits("train")
+    images, labels = ddl.data.digits("train")
     whole = len(images) // BATCH * BATCH
     return images[:whole], labels[:whole]
 

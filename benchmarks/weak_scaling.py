@@ -85,9 +85,11 @@ def take(turns: Turns, steps: int, window: Callable[[int], object]) -> None:
 @functools.cache
 def arrays() -> tuple[np.ndarray, np.ndarray]:
     """Returns images of 28 × 28, and labels."""
-    from ddl.data.synthetic import synthetic_images
+    from ddl.data import images
 
-    return synthetic_images("train", image_shape=(28, 28, 1), num_classes=10, num_examples=EXAMPLES)
+    return images(
+        "synthetic", "train", image_shape=(28, 28, 1), num_classes=10, num_examples=EXAMPLES
+    )
 
 
 def network_and_optimizer(case: Case) -> tuple[Any, Any]:

@@ -18,6 +18,6 @@ def even_or_odd(
       split: "train" or "test".
       per_digit: Number of images of each digit, the first ones; None for all.
     """
-    images, labels = ddl.data.load_digits(split)
+    images, labels = ddl.data.digits(split)
     places = np.concatenate([np.flatnonzero(labels == digit)[:per_digit] for digit in range(10)])
     return images[places], labels[places] % 2

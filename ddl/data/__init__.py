@@ -1,8 +1,44 @@
 """Data: the order of examples, their sources, and batches for the replicas."""
 
+from ddl.data.combine import concatenate, k_fold, mix, subset
 from ddl.data.conversion import as_source
+from ddl.data.image_folder import image_folder
+from ddl.data.imagenet import imagenet
+from ddl.data.images import images, keras_dataset
 from ddl.data.order import batch_indices, steps_per_epoch
+from ddl.data.packaged import digits, penguins, play, shapes, synthetic
 from ddl.data.pipeline import BatchPipeline
+from ddl.data.records import array_records, tf_records
 from ddl.data.source import Source
+from ddl.data.stream import Stream, stream
+from ddl.data.table import table
+from ddl.data.tokens import packed, token_lines, tokens
 
-__all__ = ["BatchPipeline", "Source", "as_source", "batch_indices", "steps_per_epoch"]
+__all__ = [
+    "BatchPipeline",
+    "Source",
+    "Stream",
+    "array_records",
+    "as_source",
+    "batch_indices",
+    "concatenate",
+    "digits",
+    "image_folder",
+    "imagenet",
+    "images",
+    "k_fold",
+    "keras_dataset",
+    "mix",
+    "packed",
+    "penguins",
+    "play",
+    "shapes",
+    "steps_per_epoch",
+    "stream",
+    "subset",
+    "synthetic",
+    "table",
+    "tf_records",
+    "token_lines",
+    "tokens",
+]

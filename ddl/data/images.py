@@ -10,12 +10,13 @@ from typing import Literal, get_args
 import keras
 import numpy as np
 
+from ddl.data.imagenet import imagenet
 from ddl.data.packaged import SPLITS, Split, digits, generator
 from ddl.data.source import Source
 from ddl.errors import ConfigError, DataError, check_choice
 
 KerasDatasetName = Literal["mnist", "fashion_mnist", "cifar10"]
-ImagesName = Literal["digits", "mnist", "fashion_mnist", "cifar10", "synthetic"]
+ImagesName = Literal["digits", "mnist", "fashion_mnist", "cifar10", "imagenet", "synthetic"]
 
 _CACHED = {
     "mnist": "mnist.npz",
@@ -25,7 +26,7 @@ _CACHED = {
 """The files that keras.datasets reads, by their paths in the folder `datasets` of its cache."""
 
 
-def keras_dataset(name: KerasDatasetName, split: Split) -> Source:
+def keras_dataset(name: KerasDatasetName, split: Split) -> tuple[np.ndarray, np.ndarray]:
     """Loads MNIST, Fashion-MNIST or CIFAR-10 from Keras's cache, or else from the network.
 
     Processes of one machine take turns, so that one downloads.
@@ -35,7 +36,7 @@ def keras_dataset(name: KerasDatasetName, split: Split) -> Source:
       split: "train" or "test".
 
     Returns:
-      Features "image", uint8 [height, width, channels], and "label", int64 [].
+      Images, uint8 [n, height, width, channels], and labels, int64 [n].
 
     Raises:
       ConfigError: If `name` or `split` is another.
@@ -60,7 +61,7 @@ def keras_dataset(name: KerasDatasetName, split: Split) -> Source:
         ) from error
     images, labels = parts[SPLITS.index(split)]
     image = images if images.ndim == 4 else images[..., np.newaxis]
-    return Source({"image": image, "label": labels.reshape(-1).astype(np.int64)})
+    return image, labels.reshape(-1).astype(np.int64)
 
 
 def _cache() -> Path:
@@ -78,6 +79,7 @@ def images(
     image_shape: Sequence[int],
     num_classes: int,
     num_examples: int | None = None,
+    data_dir: str | None = None,
     one_hot: bool = False,
     seed: int = 0,
 ) -> Source:
@@ -85,13 +87,14 @@ def images(
 
     Args:
       name: `digits` is packaged with ddl; `mnist`, `fashion_mnist` and `cifar10` come from
-        `keras_dataset`; `synthetic` are noisy copies of one random image a class, which both
+        `keras_dataset`; `imagenet` reads records (`ddl.data.imagenet`); `synthetic` are noisy copies of one random image a class, which both
         splits share: easy to learn, not trivial.
       split: "train" or "test".
       image_shape: Height, width and channels. Synthetic images get this shape; others must have it.
       num_classes: Number of classes. Synthetic labels get this many; others must have it.
       num_examples: Number of examples to use, from the first on. None uses all; of synthetic
         images there are then 8,192 for training and 2,048 for the test.
+      data_dir: Folder of the records of `imagenet`; None for all others.
       one_hot: Whether a label is float32 [num_classes] instead of int64 [].
       seed: Seed of synthetic images.
 
@@ -111,12 +114,22 @@ def images(
             "images.image_shape, num_classes and num_examples must be at least 1, got "
             f"{shape}, {num_classes} and {num_examples}."
         )
+    if (name == "imagenet") != (data_dir is not None) and name != "synthetic":
+        raise ConfigError(
+            f"images.data_dir is the folder of ImageNet's records, got {data_dir!r} with images.name "
+            f"= {name!r}. Set both, or neither."
+        )
+    if name == "imagenet":
+        if num_classes != 1000 or num_examples is not None or one_hot:
+            raise ConfigError(
+                "imagenet has 1,000 classes, and takes neither num_examples nor one_hot, got "
+                f"{num_classes}, {num_examples} and {one_hot}."
+            )
+        return imagenet(split, data_dir, image_shape=shape)
     if name == "synthetic":
         image, label = _synthetic(split, shape, num_classes, num_examples, seed)
     else:
-        arrays = (digits(split) if name == "digits" else keras_dataset(name, split)).arrays
-        assert arrays is not None
-        image, label = arrays["image"], arrays["label"]
+        image, label = digits(split) if name == "digits" else keras_dataset(name, split)
         if (*image.shape[1:], 10) != (*shape, num_classes):
             raise DataError(
                 f"{name} has 10 classes and images of shape {image.shape[1:]}, but "

@@ -37,7 +37,7 @@ _SHA256 = {
 }
 
 
-def digits(split: Split) -> Source:
+def digits(split: Split) -> tuple[np.ndarray, np.ndarray]:
     """Loads the packaged handwritten digits: 1,797 small images of 10 classes.
 
     Alpaydin and Kaynak, 1998, CC BY 4.0. files/digits.txt documents source, licence and split.
@@ -46,8 +46,7 @@ def digits(split: Split) -> Source:
       split: "train" has 1,437 images, "test" the 360 held out.
 
     Returns:
-      Features "image", uint8 [8, 8, 1] with values from 0 to 16, and "label", int64 [], which
-      `source.arrays` holds for all images.
+      Images, uint8 [n, 8, 8, 1] with values from 0 to 16, and labels, int64 [n].
 
     Raises:
       ConfigError: If `split` is another.
@@ -55,8 +54,7 @@ def digits(split: Split) -> Source:
     """
     check_choice("digits.split", split, SPLITS)
     with np.load(io.BytesIO(_content("digits.npz")), allow_pickle=False) as arrays:
-        label = arrays[f"{split}_label"].astype(np.int64)
-        return Source({"image": arrays[f"{split}_image"], "label": label})
+        return arrays[f"{split}_image"], arrays[f"{split}_label"].astype(np.int64)
 
 
 def penguins(split: Split, label: Literal["species", "body_mass"] = "species") -> Source:

@@ -1,7 +1,7 @@
 """Examples with random access: a length, an index, and one specification of all examples."""
 
-import re
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +21,8 @@ from ddl.errors import DataError, check_takes, definition_of
 from ddl.seeds import drawn_by_state
 
 Example = Mapping[str, Any]
+
+_LOOKED_FOR_SECONDS = 60
 
 
 class Source:
@@ -104,6 +106,12 @@ class Source:
         """Returns the number of examples."""
         return self._length
 
+    def decoded(self, item: dict[str, tf.Tensor], seed: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the features that `decode` makes of an item; see `Source`. In a graph."""
+        assert self.decode is not None
+        example = tf.autograph.experimental.do_not_convert(self.decode)(item, seed)
+        return named(example, definition_of(self.decode))
+
     def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Reads items, before `decode`. Called by threads of tf.data.
 
@@ -122,30 +130,25 @@ class Source:
             self.error = error
             raise
 
-    def undecodable(self, indices: np.ndarray) -> DataError | None:
-        """Finds the item that `decode` fails on; TensorFlow's error does not tell which.
-
-        Args:
-          indices: Items among which it is, int64 [b].
+    def damaged(self) -> str | None:
+        """Looks for the first example that cannot be decoded, for at most a minute.
 
         Returns:
-          An error that names it, by `describe(index)` of items that have it; None if `decode` fails
-          on none of them.
+          A sentence that names it, by `items.describe(index)` if the items have it; None if none is
+          found.
         """
-        assert self.decode is not None
-        for index in indices:
-            rows = self.rows(np.array([index], np.int64))
-            item = {
-                name: tf.constant(rows[name][0], spec.dtype) for name, spec in self.row_spec.items()
-            }
+        until = time.monotonic() + _LOOKED_FOR_SECONDS
+        for index in range(len(self) if self.decode is not None else 0):
+            rows = self.rows(np.array([index]))
+            item = {name: tf.constant(column[0]) for name, column in rows.items()}
             try:
-                self.decode(item, tf.zeros([2], tf.int64))
-            except tf.errors.OpError as error:
-                describe = getattr(self.items, "describe", f"item {{:,}} of {self.name}".format)
-                return DataError(
-                    f"{definition_of(self.decode)} failed on {describe(int(index))}: "
-                    f"{first_line(error)}. Correct or remove it."
-                )
+                self.decoded(item, tf.zeros([2], tf.int64))
+            except tf.errors.OpError:
+                describe = getattr(self.items, "describe", None)
+                what = describe(index) if describe else f"item {index:,} of {self.name}"
+                return f"The first example that cannot be decoded is {what}."
+            if time.monotonic() > until:
+                break
         return None
 
     def _rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
@@ -231,7 +234,7 @@ class Source:
 
     def _decoded_spec(self) -> dict[str, tf.TensorSpec]:
         check_takes("Source.decode", self.decode, ("item", "seed"))
-        traced = tf.function(self._decode_named, autograph=False).get_concrete_function(
+        traced = tf.function(self.decoded, autograph=False).get_concrete_function(
             self.row_spec, tf.TensorSpec([2], tf.int64)
         )
         if drawn := drawn_by_state(traced.graph.get_operations()):
@@ -241,16 +244,6 @@ class Source:
                 "tf.image.stateless_random_flip_left_right or the like, or augment in the model."
             )
         return checked_spec(traced.structured_outputs, definition_of(self.decode))
-
-    @tf.autograph.experimental.do_not_convert
-    def _decode_named(self, item: dict[str, tf.Tensor], seed: tf.Tensor) -> dict[str, tf.Tensor]:
-        assert self.decode is not None
-        return named(self.decode(item, seed), definition_of(self.decode))
-
-
-def first_line(error: Exception) -> str:
-    """Returns the first line of an error's message, without TensorFlow's names of nodes."""
-    return re.sub(r"\{\{.*?\}\} | \[Op:\w+\]", "", str(error).splitlines()[0]).rstrip(".")
 
 
 def _unreadable(name: str, item: str, error: Exception) -> DataError:

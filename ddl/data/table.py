@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ddl.data.arrays import Arrays
-from ddl.data.paths import Paths, checked_paths
+from ddl.data.paths import Paths, found_files
 from ddl.data.source import Source
 from ddl.errors import ConfigError, DataError, did_you_mean, installing
 
@@ -49,7 +49,7 @@ def table(
         int64, or text that is not in `categories`; or float32 would change whole numbers, such as
         ids, of a column that is in no list.
     """
-    paths = checked_paths(files, "table.files")
+    paths = found_files(files, "table.files")
     tables = [_read(path, separator) for path in paths]
     columns = tables[0].column_names
     for path, each in zip(paths, tables, strict=True):

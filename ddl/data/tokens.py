@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from ddl.data.paths import Paths, checked_paths
+from ddl.data.paths import Paths, found_files
 from ddl.data.source import Source
 from ddl.errors import ConfigError, DataError, check_choice
 
@@ -74,7 +74,7 @@ def tokens(files: Paths | np.ndarray, length: int, *, dtype: str = "uint8") -> S
     if length < 1:
         raise ConfigError(f"tokens.length must be at least 1, got {length}.")
     check_choice("tokens.dtype", dtype, ("uint8", "uint16", "uint32", "int32", "int64"))
-    paths = [] if isinstance(files, np.ndarray) else checked_paths(files, "tokens.files")
+    paths = [] if isinstance(files, np.ndarray) else found_files(files, "tokens.files")
     texts = [_mapped(path, np.dtype(dtype)) for path in paths]
     if isinstance(files, np.ndarray):
         texts = [_checked_tokens(files, "tokens.files")]
@@ -126,7 +126,7 @@ def token_lines(files: Paths, encode: Encode | None = None) -> Documents:
       ConfigError: If `encode` returns another number of lists.
       DataError: If a file is missing, compressed or listed twice, or `encode` returns no integers.
     """
-    paths = checked_paths(files, "token_lines.files")
+    paths = found_files(files, "token_lines.files")
     texts = [_mapped(path, np.dtype("uint8")) for path in paths]
     lines = Documents(texts, [_line_spans(text) for text in texts], paths)
     if encode is None:

@@ -12,7 +12,7 @@ FILES = sorted(Path(benchmarks.__file__).parent.glob("*.py"))
 
 
 def used(tree: ast.AST) -> set[str]:
-    """Returns the dotted names that a module takes from ddl, such as ddl.data.load_digits."""
+    """Returns the dotted names that a module takes from ddl, such as ddl.data.digits."""
     places = {"ddl": "ddl"}
     names = set()
     for node in ast.walk(tree):
@@ -50,6 +50,6 @@ def test_names_of_ddl_exist(file):
 
 
 def test_a_name_that_is_gone_is_found():
-    text = "import ddl\nfrom ddl import distribution\nddl.data.load_digits\ndistribution.gone(1)"
+    text = "import ddl\nfrom ddl import distribution\nddl.data.digits\ndistribution.gone(1)"
     names = used(ast.parse(text))
     assert {name for name in names if not exists(name)} == {"ddl.distribution.gone"}

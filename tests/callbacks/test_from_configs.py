@@ -8,7 +8,7 @@ import tensorflow as tf
 from ddl.callbacks.pictures import confusion
 
 from ddl import config
-from ddl.data import load_digits
+from ddl.data import digits
 from ddl.distribution.communication import Communication
 from ddl.errors import ConfigError, DataError
 from ddl.run import train
@@ -80,7 +80,7 @@ def test_pictures_and_figures(tmp_path, capsys):
     logged = [line["step"] for line in lines(tmp_path / "run") if "weights" in line]
     assert logged == [3, 6]
     assert "step 6 · epoch 0.26 · train · weights 0." in capsys.readouterr().out
-    images = load_digits("test")[0][:5]
+    images = digits("test")[0][:5]
     for name, expected in (("samples", images), ("inverted", 16 - images.astype(int))):
         found = summaries(tmp_path / "run", name)
         assert found.keys() == {("train", 4), ("train", 8)}
@@ -103,7 +103,7 @@ def check_confusion(model_dir):
     assert ("confusion", "images") in {event[1:] for event in events(model_dir, "eval")}
     table = tables["eval", 8].item().decode().splitlines()
     counts = np.array([[int(x) for x in row.split("|")[2:-1]] for row in table[2:]])
-    labels = load_digits("test")[1]
+    labels = digits("test")[1]
     np.testing.assert_array_equal(counts.sum(1), np.bincount(labels))
     accuracy = [line["accuracy"] for line in lines(model_dir) if line["split"] == "eval"][-1]
     assert np.trace(counts) / counts.sum() == pytest.approx(accuracy)

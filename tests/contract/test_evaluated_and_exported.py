@@ -102,7 +102,7 @@ def test_without_a_checkpoint_nothing_is_made(tmp_path, mode):
 
 
 def test_predictions_are_rows_in_order(run, predicted):
-    _, labels = ddl.data.load_digits("test")
+    _, labels = ddl.data.digits("test")
     np.testing.assert_array_equal(predicted["label"], labels)
     assert predicted["output"].shape == (360, 10)
     accuracy = (predicted["output"].argmax(-1) == labels).mean()
@@ -122,7 +122,7 @@ def test_predictions_on_four_devices_as_json(run, predicted, tmp_path):
 
 @pytest.mark.processes
 def test_an_export_predicts_the_same_without_ddl(exported, predicted, tmp_path):
-    images, _ = ddl.data.load_digits("test")
+    images, _ = ddl.data.digits("test")
     np.save(tmp_path / "images.npy", images.astype("float32"))
     (tmp_path / "load.py").write_text(WITHOUT_DDL)
     paths = (exported / "export", tmp_path / "images.npy", tmp_path / "outputs.npz")

@@ -36,7 +36,7 @@ def test_the_best_checkpoint_stays_and_is_evaluated_and_exported(tmp_path, capsy
         capsys.readouterr()
         run(model_dir, *best, *rates, mode=mode, saved_weights=what)
         assert f"Restored step {step} from" in capsys.readouterr().out
-    images, labels = ddl.data.load_digits("test")
+    images, labels = ddl.data.digits("test")
     model = keras.models.load_model(model_dir / "export" / "model.keras")
     accuracy = (model(images).numpy().argmax(-1) == labels).mean()
     (line,) = [line for line in metrics(model_dir, "eval") if line["step"] == step]

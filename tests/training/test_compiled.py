@@ -38,7 +38,7 @@ class NextWord:
 
 
 def digits(images=80):
-    pixels, labels = ddl.data.load_digits("train")
+    pixels, labels = ddl.data.digits("train")
     return {"image": pixels[:images].reshape(-1, 8, 8, 1), "label": labels[:images]}
 
 

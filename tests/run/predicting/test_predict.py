@@ -50,7 +50,7 @@ def whole(finished, tmp_path_factory):
 def test_rows_are_the_models_outputs_in_order(finished, whole, tmp_path, capsys):
     run(finished, *AVERAGE, **DIGITS_MLP, mode="export")
     model = keras.models.load_model(finished / "export" / "model.keras")
-    images, labels = ddl.data.load_digits("test")
+    images, labels = ddl.data.digits("test")
     rows = np.load(whole)
     assert list(rows) == ["label", "output"]
     np.testing.assert_array_equal(rows["label"], labels)
