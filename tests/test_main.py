@@ -128,15 +128,11 @@ def test_a_misspelt_command_names_the_nearest(capsys):
     assert "There is no command 'lunch'. Did you mean launch?\nUsage: ddl COMMAND" in shown
 
 
-@pytest.mark.parametrize(("flag", "shown"), [("--version", f"ddl {ddl.__version__}\n"), ("-h", "")])
-def test_the_version_and_the_commands(flag, shown, capsys):
-    command.run(["ddl", flag])
-    output = capsys.readouterr().out
-    if shown:
-        assert output == shown
-    else:
-        for name, (_, purpose) in command.SUBCOMMANDS.items():
-            assert f"  {name:6}  {purpose}\n" in output
+def test_the_version_and_the_commands(capsys):
+    command.run(["ddl", "--version"])
+    assert capsys.readouterr().out == f"ddl {ddl.__version__}\n"
+    command.run(["ddl", "-h"])
+    assert "  check   Check that a task computes the same" in capsys.readouterr().out
 
 
 def test_the_installed_commands():

@@ -46,7 +46,6 @@ def test_flags_with_several_values_keep_their_order():
         (["--gin_allow_unused=3", "--gin_allow_unused=4"], r"=4: already defined as \['3'\]"),
         (["--dry_run", "--nodry_run"], "--dry_run=false: already defined as True"),
         (["--model_dir="], "--model_dir must be a path, got an empty text"),
-        (["--predictions="], "--predictions must be a path, got an empty text"),
     ],
 )
 def test_wrong_arguments(arguments, message):
@@ -54,10 +53,9 @@ def test_wrong_arguments(arguments, message):
         parsed(*arguments)
 
 
-@pytest.mark.parametrize("arguments", [["--gin_file="], []])
-def test_a_config_is_needed(arguments):
-    with pytest.raises(flags.Error, match="--gin_file (must be a path|is required)"):
-        parse(main_flags(), ["ddl", *arguments], "")
+def test_a_config_is_needed():
+    with pytest.raises(flags.Error, match="--gin_file is required"):
+        parse(main_flags(), ["ddl"], "")
 
 
 def test_help_lists_the_flags_and_no_others(capsys):

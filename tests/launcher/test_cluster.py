@@ -89,9 +89,6 @@ def play(monkeypatch):
     return play
 
 
-# ------------------------------------------------------------ tasks
-
-
 def test_each_worker_knows_its_task_and_all_addresses(play):
     status, script = play(("worker 0", 0), ("worker 1", 0), ("worker 2", 0), workers=3)
     assert status == 0
@@ -188,19 +185,19 @@ def test_no_restart_where_it_is_not_wanted_or_makes_no_sense(play, capsys, statu
     assert ("No restart: " in errors) == bool(why)
 
 
-def test_restarts_go_on_while_the_newest_checkpoint_grows(play, tmp_path):
-    class Saving(tuple):
-        """The end of a process that has saved a step before."""
-
-        def __iter__(self):
-            (tmp_path / f"ckpt-{self[2]}.index").touch()
-            return iter(self[:2])
-
-    deaths = [Saving(("worker 1", 70, step)) for step in (8, 9, 10, 10, 7)]
-    events = [event for death in deaths for event in (death, signal.SIGQUIT)]
-    ended, script = play(*events, max_restarts=2, checkpoints=tmp_path)
+def test_restarts_go_on_while_the_newest_checkpoint_grows(play, monkeypatch):
+    steps = iter([-1, 8, 9, 10, 10, 7])  # at the start, then after each death
+    monkeypatch.setattr(cluster, "newest_step", lambda folder: next(steps))
+    ended, script = play(*[("worker 1", 70), signal.SIGQUIT] * 5, max_restarts=2)
     assert ended == 70
-    assert len(script.started) == 2 * 5  # two restarts without a step beyond 10
+    assert len(script.started) == 2 * 5
+
+
+def test_the_newest_step(tmp_path):
+    assert cluster.newest_step(None) == cluster.newest_step(tmp_path / "absent") == -1
+    for name in ("ckpt-9.index", "ckpt-10.index", "ckpt-11.data-00000-of-00001"):
+        (tmp_path / name).touch()
+    assert cluster.newest_step(tmp_path) == 10
 
 
 def test_a_worker_of_parameter_servers_is_restarted_alone(play, capsys):

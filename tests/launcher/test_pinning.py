@@ -40,7 +40,7 @@ DIVIDED = """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5c89-aa)
 
 
 def visible(tmp_path, monkeypatch, listed, named=None, servers=0, workers=2):
-    """Returns the GPUs of tasks, with an nvidia-smi that prints a text in place of the machine's"""
+    """Returns the GPU of each task, where nvidia-smi prints `listed`."""
     program = tmp_path / "nvidia-smi"
     program.write_text(f"#!/bin/sh\ncat <<'END'\n{listed}\nEND\n")
     program.chmod(0o755)
