@@ -25,7 +25,6 @@ RUN = ("--gin_file=a.gin", "--model_dir=runs/a")
         (["--num_workers=2", "--num_ps=-1", "--", *RUN], "--num_ps=-1"),
         (["--num_workers=2", "--max_restarts=-1", "--", *RUN], "--max_restarts=-1"),
         (["--num_worker=2", "--", *RUN], "'num_worker'. Did you mean: num_workers"),
-        (["2", "--", *RUN], "'2' is not a flag"),
         (["--num_workers=2", "--", *RUN, "a.gin"], "'a.gin' is not a flag"),
         (["--num_workers=2", "--", "--gin_fil=a.gin"], "'gin_fil'. Did you mean: gin_file"),
         (["--num_workers=2", "--", RUN[0]], "--model_dir is required"),

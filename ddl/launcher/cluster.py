@@ -100,9 +100,9 @@ class Cluster:
             while running := self._running():
                 self._answer_signal()
                 for process in running:
-                    process.show_output()
                     if process.has_just_ended():
                         self._judge(process)
+                    process.show_output()
                 if time.monotonic() >= self._kill_at:
                     self._kill_rest(f"it did not end within {_GRACE_SECONDS:g} s of SIGTERM")
         finally:

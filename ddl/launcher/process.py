@@ -99,7 +99,7 @@ class ClusterProcess:
             self._print([self._unfinished])
 
     def show_output(self) -> bool:
-        """Prints lines that a prefixed process wrote to standard error, up to what a pipe holds.
+        """Prints new lines of a prefixed process to standard error, up to what a pipe holds.
 
         Returns:
           Whether there was any output since the last call.

@@ -247,8 +247,9 @@ def test_a_second_signal_kills_all(play, capsys):
 
 
 def test_a_chief_that_saves_speaks_for_those_that_end_of_the_signal(play):
-    status, _ = play(signal.SIGTERM, on_signal={"chief": 75}, workers=1, servers=1)
-    assert status == 75
+    stops = signal.SIGTERM, signal.SIGQUIT, ("chief", 75)
+    status, script = play(*stops, on_signal={"chief": None}, servers=1)
+    assert (status, script.process("chief").received) == (75, [*stops[:2]])
 
 
 def test_one_that_dies_while_all_stop_ends_the_rest(play, capsys):
