@@ -4,54 +4,50 @@ The public names below are imported on first use, so that ``import ddl`` (and wi
 ``python -m ddl.main --help``) does not wait for TensorFlow.
 """
 
-import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
     from ddl import callbacks as callbacks
-    from ddl import checking as checking
-    from ddl import checkpoints as checkpoints
     from ddl import config as config
     from ddl import data as data
     from ddl import distribution as distribution
     from ddl import errors as errors
     from ddl import layers as layers
     from ddl import metrics as metrics
-    from ddl import microbatch as microbatch
     from ddl import models as models
     from ddl import optimizers as optimizers
     from ddl import precision as precision
     from ddl import random as random
-    from ddl import run as run
-    from ddl import step as step
     from ddl import tasks as tasks
-    from ddl import training as training
-    from ddl.callbacks.early_stopping import EarlyStopping
-    from ddl.checkpoints.checkpoints import Checkpoints
-    from ddl.checkpoints.retention import Retention
-    from ddl.checkpoints.warm_start import WarmStart
-    from ddl.optimizers.loss_weight import LossWeight
-    from ddl.precision import LossScale
-    from ddl.run.fit import fit
-    from ddl.run.range_test import find_learning_rate
-    from ddl.step.remat import Remat
-    from ddl.step.verbs.batches import StepBatch
-    from ddl.step.verbs.gradients import Gradients
-    from ddl.step.verbs.update import Update
-    from ddl.step.weight_average import ExponentialMovingAverage
-    from ddl.tasks.classification import Classification
-    from ddl.tasks.current_batch import current_batch
-    from ddl.tasks.distillation import Distillation
-    from ddl.tasks.gather import gather
-    from ddl.tasks.language import LanguageModel, MaskedLanguageModel
-    from ddl.tasks.multi_label import MultiLabel
-    from ddl.tasks.regression import Regression
-    from ddl.tasks.segmentation import Segmentation
-    from ddl.tasks.supervised import Supervised
-    from ddl.tasks.task import PerExample, Task
-    from ddl.training.trainer import Trainer
+    from ddl.callbacks.early_stopping import EarlyStopping as EarlyStopping
+    from ddl.checkpoints.checkpoints import Checkpoints as Checkpoints
+    from ddl.checkpoints.retention import Retention as Retention
+    from ddl.checkpoints.warm_start import WarmStart as WarmStart
+    from ddl.optimizers.loss_weight import LossWeight as LossWeight
+    from ddl.precision import LossScale as LossScale
+    from ddl.run.fit import fit as fit
+    from ddl.run.range_test import find_learning_rate as find_learning_rate
+    from ddl.step.remat import Remat as Remat
+    from ddl.step.verbs.batches import StepBatch as StepBatch
+    from ddl.step.verbs.gradients import Gradients as Gradients
+    from ddl.step.verbs.update import Update as Update
+    from ddl.step.weight_average import ExponentialMovingAverage as ExponentialMovingAverage
+    from ddl.tasks.classification import Classification as Classification
+    from ddl.tasks.current_batch import current_batch as current_batch
+    from ddl.tasks.distillation import Distillation as Distillation
+    from ddl.tasks.gather import gather as gather
+    from ddl.tasks.language import LanguageModel as LanguageModel
+    from ddl.tasks.language import MaskedLanguageModel as MaskedLanguageModel
+    from ddl.tasks.multi_label import MultiLabel as MultiLabel
+    from ddl.tasks.regression import Regression as Regression
+    from ddl.tasks.segmentation import Segmentation as Segmentation
+    from ddl.tasks.supervised import Supervised as Supervised
+    from ddl.tasks.task import PerExample as PerExample
+    from ddl.tasks.task import Task as Task
+    from ddl.training.trainer import Trainer as Trainer
 
 _HOME = {
     "Checkpoints": "ddl.checkpoints.checkpoints",
@@ -82,50 +78,22 @@ _HOME = {
     "gather": "ddl.tasks.gather",
 }
 
-_SUBMODULES = (
-    *("callbacks", "checking", "checkpoints", "config", "data", "distribution", "errors", "layers"),
-    *("metrics", "microbatch", "models", "optimizers", "precision", "random", "run", "step"),
-    *("tasks", "training"),
+# Modules that `dir` shows; others can be had as well, such as `ddl.check`.
+_PUBLIC_MODULES = (
+    *("callbacks", "config", "data", "distribution", "errors", "layers", "metrics", "models"),
+    *("optimizers", "precision", "random", "tasks"),
 )
 
-__all__ = [
-    "Checkpoints",
-    "Classification",
-    "Distillation",
-    "EarlyStopping",
-    "ExponentialMovingAverage",
-    "Gradients",
-    "LanguageModel",
-    "LossScale",
-    "LossWeight",
-    "MaskedLanguageModel",
-    "MultiLabel",
-    "PerExample",
-    "Regression",
-    "Remat",
-    "Retention",
-    "Segmentation",
-    "StepBatch",
-    "Supervised",
-    "Task",
-    "Trainer",
-    "Update",
-    "WarmStart",
-    "__version__",
-    "current_batch",
-    "find_learning_rate",
-    "fit",
-    "gather",
-]
+__all__ = [*_HOME, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
-    if name in _SUBMODULES:
-        return importlib.import_module(f"ddl.{name}")
-    raise AttributeError(f"module 'ddl' has no attribute {name!r}")
+    if importlib.util.find_spec(f"ddl.{name}") is None:
+        raise AttributeError(f"module 'ddl' has no attribute {name!r}")
+    return importlib.import_module(f"ddl.{name}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_SUBMODULES])
+    return sorted([*__all__, *_PUBLIC_MODULES])

@@ -6,15 +6,29 @@ Without a subcommand the flags are those of `ddl train`. `ddl --help` lists the 
 imports none of them. The exit status is that of the subcommand; 1 if there is no such command.
 """
 
+import importlib
 import sys
 from collections.abc import Sequence
 
-try:
-    from ddl import __version__
-    from ddl.cli.subcommands import HELP, SUBCOMMANDS, overview, start, unknown
-    from ddl.output import protect_standard_streams, say
-except KeyboardInterrupt:  # else Python prints a traceback
-    sys.exit(130)
+from ddl import __version__
+from ddl.errors import did_you_mean
+from ddl.output import protect_standard_streams, say
+
+SUBCOMMANDS = {
+    "train": ("ddl.main", "Train, evaluate, export or predict, as a config says."),
+    "launch": ("ddl.launch", "Start and watch a cluster of processes on this machine."),
+    "check": ("ddl.check", "Check that a task computes the same on any devices."),
+}
+"""The module of each subcommand, with its function `run(argv)`, and a line for `ddl --help`."""
+
+_LINES = "\n".join(f"  {name:6}  {purpose}" for name, (_, purpose) in SUBCOMMANDS.items())
+_OVERVIEW = f"""Usage: ddl COMMAND [ARGUMENTS]
+
+Commands:
+{_LINES}
+
+`ddl COMMAND --help` shows the flags of a command. Without a command, flags are
+those of train: `ddl --gin_file=… --model_dir=…`."""
 
 
 def run(argv: Sequence[str] | None = None) -> None:
@@ -23,25 +37,17 @@ def run(argv: Sequence[str] | None = None) -> None:
     Args:
       argv: The program's name, then the arguments; None takes those of this process.
     """
-    arguments = list(sys.argv if argv is None else argv)[1:]
-    name, *rest = arguments or [""]
+    name, *rest = (sys.argv if argv is None else argv)[1:] or ["--help"]
+    if name.startswith("-") and name not in ("--help", "-h", "--version"):
+        name, rest = "train", [name, *rest]  # the flags of `ddl train`
     if name in SUBCOMMANDS:
-        start(name, rest)
-    elif name == "help" and rest[:1] and rest[0] in SUBCOMMANDS:
-        start(rest[0], ["--help"])
-    elif name in HELP or (name == "help" and not rest):
-        protect_standard_streams("ddl")
-        print(overview())
-    elif name == "--version":
-        protect_standard_streams("ddl")
-        print(f"ddl {__version__}")
-    elif name.startswith("-"):
-        start("train", arguments)
-    else:
-        protect_standard_streams("ddl")
-        wrong = rest[0] if name == "help" else name
-        say(unknown(wrong) if wrong else f"A command is required.\n{overview()}")
+        importlib.import_module(SUBCOMMANDS[name][0]).run([f"ddl {name}", *rest])
+        return
+    protect_standard_streams("ddl")
+    if not name.startswith("-"):
+        say(f"There is no command {name!r}.{did_you_mean(name, SUBCOMMANDS)}\n{_OVERVIEW}")
         sys.exit(1)
+    print(f"ddl {__version__}" if name == "--version" else _OVERVIEW)
 
 
 if __name__ == "__main__":

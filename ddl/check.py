@@ -18,21 +18,9 @@ import signal
 import sys
 from collections.abc import Sequence
 
-try:
-    from absl import flags
-
-    from ddl.cli.commands import exiting_on_errors, parse_command_line
-    from ddl.cli.flags import OF_CONFIG, share
-    from ddl.output import printable
-except KeyboardInterrupt:  # else Python prints a traceback
-    sys.exit(130)
-
-FLAGS = flags.FlagValues()
-
-
-def define_flags() -> None:
-    """Defines every flag of the command line."""
-    share(FLAGS, OF_CONFIG)
+from ddl.cli.commands import exiting_on_errors, parse
+from ddl.cli.flags import config_flags
+from ddl.output import printable
 
 
 def run(argv: Sequence[str] | None = None) -> None:
@@ -41,24 +29,23 @@ def run(argv: Sequence[str] | None = None) -> None:
     Args:
       argv: The program's name, then the arguments; None takes those of this process.
     """
-    parse_command_line("ddl check", __doc__, FLAGS, argv, lambda: None)
-    # Else a SIGTERM would leave processes and their folder behind.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    with exiting_on_errors():
+    with exiting_on_errors("ddl check"):
+        values = config_flags()
+        parse(values, argv, __doc__)
+        # Else a SIGTERM would leave processes and their folder behind.
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         # NumPy and gin take a while to import, so the flags are checked before.
         from ddl.checking import check_config
 
         report = check_config(
-            FLAGS.gin_file,
-            FLAGS.gin_param or (),
-            FLAGS.gin_search_path or (),
-            FLAGS.gin_allow_unused,
+            values.gin_file,
+            values.gin_param or (),
+            values.gin_search_path or (),
+            values.gin_allow_unused,
         )
-    print(printable(str(report)))
-    sys.exit(0 if report.same else 1)
+        print(printable(str(report)))
+        sys.exit(0 if report.same else 1)
 
-
-define_flags()
 
 if __name__ == "__main__":
     run()

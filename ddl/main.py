@@ -20,21 +20,15 @@ Exit status:
 """
 
 import faulthandler
-import os
 import signal
-import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 
-try:
-    from absl import flags
+from absl import flags
 
-    from ddl.cli.commands import exiting_on_errors, parse_command_line
-    from ddl.cli.flag_checks import check_flags_fit_mode
-    from ddl.cli.flags import FLAGS, parse_checkpoint, parse_gpus, parse_profile
-    from ddl.cli.placing import build_placement
-except KeyboardInterrupt:  # else Python prints a traceback
-    sys.exit(130)
+from ddl.cli.commands import exiting_on_errors, leave, parse
+from ddl.cli.flags import check_flags, checkpoint_of, main_flags, profile_of
+from ddl.cli.placing import build_placement
 
 
 def run(argv: Sequence[str] | None = None) -> None:
@@ -43,48 +37,26 @@ def run(argv: Sequence[str] | None = None) -> None:
     Args:
       argv: The program's name, then the arguments; None takes those of this process.
     """
-    gpus, checkpoint = parse_command_line("ddl", __doc__, FLAGS, argv, check_flags)
-    # Stacks of all threads on standard error, even while the main thread waits in TensorFlow.
-    faulthandler.register(signal.SIGQUIT, file=2, all_threads=True)
-    with exiting_on_errors():
-        start(gpus, checkpoint)
+    with exiting_on_errors("ddl"):
+        values = main_flags()
+        parse(values, argv, __doc__)
+        check_flags(values)
+        # Stacks of all threads on standard error, even while the main thread waits in TensorFlow.
+        faulthandler.register(signal.SIGQUIT, file=2, all_threads=True)
+        start(values)
 
 
-def check_flags() -> tuple[list[int] | None, str | int]:
-    """Checks the parsed flags.
-
-    Returns:
-      The GPUs and the checkpoint, as `start` takes them.
-
-    Raises:
-      flags.Error: If a flag is missing, wrong or without effect.
-    """
-    if FLAGS.model_dir is None and not FLAGS.dry_run:
-        raise flags.Error(
-            "--model_dir is required. Pass a directory for the run, such as "
-            "--model_dir=runs/digits, or --dry_run to write nothing."
-        )
-    gpus, checkpoint = parse_gpus(FLAGS.gpus), parse_checkpoint(FLAGS.checkpoint)
-    parse_profile(FLAGS.profile)
-    check_flags_fit_mode()
-    if FLAGS.profile and FLAGS.dry_run:
-        raise flags.Error("--profile has no effect with --dry_run. Leave one of them out.")
-    return gpus, checkpoint
-
-
-def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
+def start(values: flags.FlagValues) -> None:
     """Sets up the devices as the parsed flags say, and runs.
 
-    Args:
-      gpus: Indices of the GPUs to use; None means all.
-      checkpoint: Checkpoint to evaluate, export or predict with: `latest`, `best`, or a step.
+    Raises:
+      DdlError: If the config, the devices, the data or the model directory cannot be used, or the
+        run ends before its last step.
     """
-    placement = build_placement(gpus)
+    placement = build_placement(values)
     if placement is None:  # a parameter server or its worker has served
-        sys.stdout.flush()
-        sys.stderr.flush()
         # TensorFlow's own exit may take longer than the launcher waits, and nothing is to be saved.
-        os._exit(0)
+        leave(0)
 
     from ddl.config.registry import user_packages
     from ddl.distribution.multi_worker import leaving, worker_errors
@@ -99,14 +71,14 @@ def start(gpus: Sequence[int] | None, checkpoint: str | int) -> None:
     with leaving(), attributing_errors(user_packages()), losses, device_errors():
         train.run(
             placement,
-            FLAGS.model_dir,
-            mode=FLAGS.mode,
-            dry_run=FLAGS.dry_run,
-            allow_unused=FLAGS.gin_allow_unused,
-            saved_weights=SavedWeights(checkpoint, FLAGS.averaged_weights),
-            follow_timeout=FLAGS.follow_timeout,
-            profile=parse_profile(FLAGS.profile),
-            predictions=FLAGS.predictions,
+            values.model_dir,
+            mode=values.mode,
+            dry_run=values.dry_run,
+            allow_unused=values.gin_allow_unused,
+            saved_weights=SavedWeights(checkpoint_of(values)),
+            follow_timeout=values.follow_timeout,
+            profile=profile_of(values),
+            predictions=values.predictions,
         )
 
 

@@ -1,170 +1,96 @@
-"""The command line, as processes of its own."""
+"""The commands `ddl` and `ddl train`, answered without TensorFlow."""
 
 import faulthandler
 import os
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from absl import flags
 
+import ddl
+from ddl import __main__ as command
 from ddl import main
-from tests.processes import forked
+from ddl.cli.commands import parse
+from ddl.cli.flags import check_flags, main_flags
 
 ROOT = Path(__file__).parent.parent
 DIGITS = f"--gin_file={ROOT}/configs/digits_cnn.gin"
+RUN = ("--model_dir=x",)
 
 
-def ddl(*arguments, cwd=ROOT, imports_tensorflow=True, forks=False, **variables):
-    command = [sys.executable, "-m", "ddl.main", *map(str, arguments)]
-    if not imports_tensorflow:
-        # An import of TensorFlow ends such a process at once, with another status.
-        guard = "import sys; sys.modules['tensorflow'] = sys.modules['keras'] = None; "
-        start = f"from ddl.main import run; run({['ddl', *map(str, arguments)]!r})"
-        command = [sys.executable, "-c", guard + start]
-    start = forked.run if forks else subprocess.run
-    environment = {**os.environ, **variables}
-    return start(command, capture_output=True, text=True, cwd=cwd, check=False, env=environment)
-
-
-def ddl_with(folder, text, *arguments):
-    """Runs the digits with a config of the user's, beside a module if there is one."""
-    (folder / "mine.gin").write_text(text)
-    return ddl(DIGITS, "--gin_file=mine.gin", *arguments, cwd=folder, forks=True)
+def run_without_tensorflow(*arguments, cwd=ROOT, **variables):
+    """Runs `ddl train`; an import of TensorFlow ends such a process at once with status 70."""
+    guard = "import sys; sys.modules['tensorflow'] = sys.modules['keras'] = None; "
+    start = f"from ddl.__main__ import run; run({['ddl', DIGITS, *map(str, arguments)]!r})"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    return subprocess.run(
+        [sys.executable, "-c", guard + start],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        check=False,
+        env=environment,
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--gin_fil=a.gin"], "Did you mean: gin_file"),
-        ([], "--gin_file is required. Pass a config"),
-        ([DIGITS], "--model_dir is required. Pass a directory"),
-        ([DIGITS, "--strategy=miror"], "--strategy=miror"),
-        ([DIGITS, "--num_virtual_devices=0"], "num_virtual_devices"),
+        ([], "--model_dir is required. Pass a directory"),
+        (["--dry_run", "--gpus=x"], "--gpus must be all, none, or numbers such as 0,1, got 'x'"),
+        (["--dry_run", "--gpus=-1"], "--gpus must be all, none, or numbers such as 0,1, got '-1'"),
+        ([*RUN, "--mode=eval", "--checkpoint=last"], "latest, best, or a step, got 'last'"),
         (
-            [DIGITS, "--dry_run", "--gpus=x"],
-            "--gpus must be all, none, or numbers such as 0,1, got 'x'",
-        ),
-        ([DIGITS, "--dry_run", "extra"], "'extra' is not a flag"),
-        (["--gin_file=absent.gin", "--dry_run"], "no config file absent.gin"),
-        ([DIGITS, "--dry_run", "--gin_param=A = %B"], "%B is not defined. Add a line B = …"),
-        ([DIGITS, "--dry_run", "--gin_param=A = %A"], "in a cycle: %A -> %A. Give one"),
-        ([DIGITS, "--dry_run", "--gin_param=import nowhere"], "Cannot import nowhere: No module"),
-        ([DIGITS, "--dry_run", "--gin_param=LOG_EVRY = 3"], "Did you mean LOG_EVERY?"),
-        ([DIGITS, "--model_dir="], "--model_dir must be a path, got an empty text. A variable"),
-        (
-            [DIGITS, "--model_dir=x", "--mode=eval", "--checkpoint=last"],
-            "latest, best, or a step, got 'last'",
-        ),
-        (
-            [DIGITS, "--model_dir=x", "--checkpoint=100"],
+            [*RUN, "--checkpoint=100"],
             "--checkpoint has no effect with --mode=train_and_eval. Leave",
         ),
-        ([DIGITS, "--model_dir=x", "--mode=predict"], "--mode=predict needs --predictions. Pass a"),
+        ([*RUN, "--mode=predict"], "--mode=predict needs --predictions .*, got None"),
+        ([*RUN, "--mode=predict", "--predictions=x.csv"], "ends with .jsonl, .*, got x.csv"),
+        ([*RUN, "--predictions=x.npz"], "--predictions has no effect with --mode=train_and_eval"),
+        ([*RUN, "--profile=110:100"], "two steps, the smaller one first, .* got '110:100'"),
+        ([*RUN, "--mode=export", "--profile=1:2"], "--profile has no effect with --mode=export"),
+        (["--dry_run", "--profile=1:2"], "--profile has no effect with .* --dry_run. Leave it"),
+        ([*RUN, "--mode=export", "--follow_timeout=1"], "no effect with --mode=export"),
         (
-            [DIGITS, "--model_dir=x", "--mode=predict", "--predictions=x.csv"],
-            "--predictions must end with .jsonl, .npz or .parquet, got x.csv",
-        ),
-        (
-            [DIGITS, "--model_dir=x", "--predictions=x.npz"],
-            "--predictions has no effect with --mode=train_and_eval",
-        ),
-        (
-            [DIGITS, "--model_dir=x", "--profile=110:100"],
-            "--profile must be two steps, the smaller one first, such as 100:110 for the updates "
-            "after step 100 up to step 110, got '110:100'",
-        ),
-        (
-            [DIGITS, "--model_dir=x", "--mode=eval", "--profile=1:2"],
-            "--profile has no effect with --mode=eval. Leave it out",
-        ),
-        ([DIGITS, "--dry_run", "--profile=1:2"], "--profile has no effect with --dry_run"),
-        (
-            [DIGITS, "--model_dir=x", "--mode=export", "--profile=1:2"],
-            "--profile has no effect with --mode=export. Leave it out",
-        ),
-        (
-            [DIGITS, "--model_dir=x", "--mode=export", "--follow_timeout=1"],
-            "has no effect with --mode=export. Leave it out",
-        ),
-        (
-            [DIGITS, "--model_dir=x", "--mode=eval", "--checkpoint=best", "--follow_timeout=1"],
-            "no effect with --mode=eval and --follow_timeout",
+            [*RUN, "--mode=eval", "--checkpoint=best", "--follow_timeout=1"],
+            "--checkpoint has no effect with --mode=eval --follow_timeout",
         ),
     ],
     ids=str,
 )
-def test_bad_flags_and_configs_are_reported_without_tensorflow(arguments, message):
-    result = ddl(*arguments, imports_tensorflow=False)
-    assert result.returncode == 1
-    assert message in result.stderr
-    assert "Traceback" not in result.stderr
+def test_flags_that_do_not_fit(arguments, message):
+    values = main_flags()
+    parse(values, ["ddl", DIGITS, *arguments], "")
+    with pytest.raises(flags.Error, match=message):
+        check_flags(values)
 
 
-def test_wrong_values_are_reported_without_tensorflow(tmp_path):
+def test_wrong_values_and_clusters_are_reported_without_tensorflow(tmp_path):
     """All values of a wrong type come at once, then the first out of its range."""
-    (tmp_path / "mine.gin").write_text(
-        "EVAL_EVERY = 0\nPRECISION = 'flaot32'\nTRAIN_STEPS = 18446744073709551616\n"
-    )
-    given = [DIGITS, "--gin_file=mine.gin", "--dry_run"]
-    result = ddl(*given, imports_tensorflow=False, cwd=tmp_path)
-    assert result.returncode == 1
-    for message in (
-        "mine.gin:2: set_numerics.precision must be",
-        "Did you mean float32?",
-        "mine.gin:3: RunPlan.train_steps must fit into 64 bits",
-    ):
-        assert message in result.stderr
-    given += ["--gin_param=PRECISION = 'float32'", "--gin_param=TRAIN_STEPS = 5"]
-    result = ddl(*given, imports_tensorflow=False, cwd=tmp_path)
-    assert result.returncode == 1
-    message = "RunPlan.eval_every must be greater than 0, got 0. Set EVAL_EVERY to a number of "
-    message += "updates, or to None to evaluate only at the end.\n  mine.gin:1: EVAL_EVERY = 0\n"
-    assert result.stderr == f"ddl: {message}"
-
-
-@pytest.mark.parametrize("cluster", ["auto", "tf_config"])
-def test_a_wrong_tf_config_is_reported_without_tensorflow(cluster):
-    given = [DIGITS, "--dry_run", f"--cluster={cluster}"]
-    for addresses in ('"a:1"', '["a:99999999"]', "[1, null]", '["a"]'):
-        config = f'{{"cluster": {{"worker": {addresses}}}}}'
-        result = ddl(*given, imports_tensorflow=False, TF_CONFIG=config)
-        assert result.returncode == 1
-        assert "TF_CONFIG must be a JSON object in TensorFlow's form" in result.stderr
-        assert len(result.stderr.splitlines()) == 1
+    (tmp_path / "mine.gin").write_text("EVAL_EVERY = 0\nPRECISION = 'flaot32'\n")
+    given = ["--gin_file=mine.gin", "--dry_run"]
+    wrong = run_without_tensorflow(*given, cwd=tmp_path)
+    assert wrong.returncode == 1
+    assert "mine.gin:2: set_numerics.precision must be" in wrong.stderr
+    assert "Did you mean float32?" in wrong.stderr
+    wrong = run_without_tensorflow(*given, "--gin.PRECISION='float32'", cwd=tmp_path)
+    assert wrong.returncode == 1
+    assert wrong.stderr.startswith("ddl: RunPlan.eval_every must be greater than 0, got 0. Set")
+    assert wrong.stderr.endswith("\n  mine.gin:1: EVAL_EVERY = 0\n")
     config = '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}'
-    result = ddl(*given, imports_tensorflow=False, TF_CONFIG=config)
-    assert "must name this process as one of its workers, got index 1 and 1" in result.stderr
-
-
-def test_an_error_gives_the_places_of_the_names_that_it_mentions(tmp_path):
-    result = ddl_with(tmp_path, "TRAIN_STEPS = -5", "--dry_run")
-    assert result.returncode == 1
-    assert "RunPlan.train_steps must be greater than 0, got -5" in result.stderr
-    assert "  mine.gin:1: TRAIN_STEPS = -5" in result.stderr.splitlines()
-
-
-class Left(BaseException):
-    """Stands in for the end of the process."""
-
-
-def test_a_parameter_server_leaves_without_the_exit_of_tensorflow(monkeypatch):
-    """It takes longer than the launcher waits after the chief."""
-
-    def leave(status):
-        raise Left(status)
-
-    monkeypatch.setattr(main, "build_placement", lambda gpus: None)
-    monkeypatch.setattr(main.os, "_exit", leave)
-    with pytest.raises(Left, match="0"):
-        main.start(None, "latest")
+    wrong = run_without_tensorflow("--dry_run", "--cluster=tf_config", TF_CONFIG=config)
+    assert wrong.returncode == 1
+    assert "must name this process as one of its workers, got index 1 and 1" in wrong.stderr
 
 
 def test_sigquit_shows_the_stacks_and_the_command_continues(monkeypatch, capfd):
     done = []
 
-    def start(*_):
+    def start(_):
         os.kill(os.getpid(), signal.SIGQUIT)
         done.append(True)
 
@@ -179,9 +105,36 @@ def test_sigquit_shows_the_stacks_and_the_command_continues(monkeypatch, capfd):
     assert f'File "{__file__}"' in shown
 
 
-@pytest.mark.parametrize("command", ["ddl train", "ddl.main", "ddl.launch", "ddl.check"])
-def test_an_interrupt_in_the_first_imports_shows_no_traceback(tmp_path, command):
-    (tmp_path / "absl.py").write_text("raise KeyboardInterrupt")
-    command = [sys.executable, "-m", *command.split(), "--help"]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert (result.returncode, result.stderr) == (130, "")
+@pytest.mark.parametrize(
+    ("arguments", "module", "started"),
+    [
+        (["check", "--gin_file=a.gin"], "ddl.check", ["ddl check", "--gin_file=a.gin"]),
+        (["--gin_file=a.gin", "--help"], "ddl.main", ["ddl train", "--gin_file=a.gin", "--help"]),
+        (["train", "--dry_run"], "ddl.main", ["ddl train", "--dry_run"]),
+        (["launch", "--", "-h"], "ddl.launch", ["ddl launch", "--", "-h"]),
+    ],
+)
+def test_what_starts(arguments, module, started, monkeypatch):
+    seen = []
+    monkeypatch.setattr(f"{module}.run", seen.append)
+    command.run(["ddl", *arguments])
+    assert seen == [started]
+
+
+def test_a_misspelt_command_names_the_nearest(capsys):
+    with pytest.raises(SystemExit, match="1"):
+        command.run(["ddl", "lunch"])
+    shown = capsys.readouterr().err
+    assert "There is no command 'lunch'. Did you mean launch?\nUsage: ddl COMMAND" in shown
+
+
+def test_the_version_and_the_commands(capsys):
+    command.run(["ddl", "--version"])
+    assert capsys.readouterr().out == f"ddl {ddl.__version__}\n"
+    command.run(["ddl", "-h"])
+    assert "  check   Check that a task computes the same" in capsys.readouterr().out
+
+
+def test_the_installed_commands():
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts == {"ddl": "ddl.__main__:run", "ddl-launch": "ddl.launch:run"}

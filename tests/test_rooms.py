@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | _LEARNING
     | GROUND,
     "cli": {"run", "config", "distribution"} | GROUND,
-    "launcher": {"errors", "choices", "files", "output"},
+    "launcher": {"errors", "choices", "output"},
 }
 # The base modules, of which the later may import the earlier.
 GROUND_IN_ORDER = [

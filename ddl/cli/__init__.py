@@ -1,1 +1,1 @@
-"""The command line: flags, argument parsing and device set-up."""
+"""The command line: flags, exit statuses and device set-up."""

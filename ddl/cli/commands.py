@@ -1,82 +1,91 @@
-"""The common frame of the commands: flags, help, exit statuses."""
+"""The common frame of the commands: parsing, help, exit statuses. Imports no TensorFlow."""
 
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import NoReturn
 
 from absl import flags
 
-from ddl.cli.arguments import asks_for_help, parse, with_aliases
-from ddl.cli.flags import list_of_flags
 from ddl.errors import UNEXPECTED_STATUS, ConfigError, DataError, DdlError, WorkerLost
 from ddl.output import printable, protect_standard_streams, say
 
-_Parsed = TypeVar("_Parsed")
+_HELP = frozenset(["--help", "-help", "-h", "-?", "--helpfull"])
+# Flags whose empty value would mean the working directory.
+_PATHS = ("model_dir", "gin_file", "predictions")
 
 
-def parse_command_line(
-    name: str,
-    documentation: str | None,
-    values: flags.FlagValues,
-    argv: Sequence[str] | None,
-    check: Callable[[], _Parsed],
-) -> _Parsed:
-    """Parses a command line, or exits: with 0 after --help, with 1 after a wrong flag.
+def parse(
+    values: flags.FlagValues, arguments: Sequence[str] | None, documentation: str | None
+) -> None:
+    """Parses a command line; after --help, prints the help and exits with status 0.
 
     Args:
-      name: Name of the command, which begins each line of an error.
+      values: The flags, which get their values here.
+      arguments: The program's name, then the arguments; None takes those of this process.
+        --gin.NAME=VALUE means --gin_param=NAME=VALUE.
       documentation: Text of --help before the list of flags.
-      values: The flags of the command, with a flag `gin_file`; they get their values here.
-      argv: The program's name, then the arguments; None takes those of this process.
-      check: Checks the parsed flags, and raises `flags.Error` for a wrong one.
 
-    Returns:
-      The result of `check`.
+    Raises:
+      flags.Error: If an argument is not a flag, a value is invalid, a path is empty, a
+        single-valued flag is given twice, or --gin_file, which must be among the flags, is missing.
     """
-    arguments = with_aliases(sys.argv if argv is None else argv)
-    wants_help = asks_for_help(arguments)
-    protect_standard_streams(name)
-    if wants_help:
-        print(f"{documentation}\nFlags:\n{list_of_flags(values)}")
+    arguments = sys.argv if arguments is None else arguments
+    if not _HELP.isdisjoint(arguments):
+        print(f"{documentation}\nFlags:\n{values.get_help(include_special_flags=False)}")
         sys.exit(0)
-    try:
-        parse(values, arguments)
-        if not values["gin_file"].value:
+    for name in values:
+        # By default absl keeps the last value and ignores the earlier ones silently.
+        values[name].allow_overwrite = isinstance(values[name], flags.MultiFlag)
+    rest = values([_without_alias(argument) for argument in arguments])[1:]
+    for name in _PATHS:
+        if name in values and values[name].value in ("", [""]):
             raise flags.Error(
-                "--gin_file is required. Pass a config, such as --gin_file=configs/digits_cnn.gin."
+                f"--{name} must be a path, got an empty text. A variable of the shell may be unset."
             )
-        return check()
-    except flags.Error as error:
-        # `ddl` alone lists the commands; its flags are those of `ddl train`.
-        own_help = f"{'ddl train' if name == 'ddl' else name} --help"
-        say(f"{error}\nRun {own_help} for a list of all flags.")
-        sys.exit(1)
+    if rest:
+        raise flags.Error(f"'{rest[0]}' is not a flag. Flags begin with --.")
+    if "gin_file" in values and not values.gin_file:
+        raise flags.Error(
+            "--gin_file is required. Pass a config, such as --gin_file=configs/digits_cnn.gin."
+        )
+
+
+def _without_alias(argument: str) -> str:
+    name = argument.lstrip("-")
+    is_alias = name != argument and name.startswith("gin.")
+    return f"--gin_param={name.removeprefix('gin.')}" if is_alias else argument
 
 
 @contextmanager
-def exiting_on_errors() -> Iterator[None]:
+def exiting_on_errors(program: str) -> Iterator[None]:
     """Reports an error of the `with` block and exits with the status that the error calls for.
 
-    The status is that of a DdlError, 130 for an interrupt, and `UNEXPECTED_STATUS` with a traceback
-    for any other error.
+    The status is 1 for a wrong flag, that of a DdlError, 130 for an interrupt, and
+    `UNEXPECTED_STATUS` with a traceback for any other error.
+
+    Args:
+      program: Name of the command, which begins each error.
     """
+    protect_standard_streams(program)
     try:
         yield
+    except flags.Error as error:
+        say(f"{error}\nRun the command with --help for a list of all flags.")
+        sys.exit(DdlError.exit_status)
     except DdlError as error:
         say(_text_of(error))
         if isinstance(error, WorkerLost):
-            # TensorFlow's own exit would wait for the lost worker.
-            _leave(error.exit_status)
+            leave(error.exit_status)  # TensorFlow's own exit would wait for the lost worker
         sys.exit(error.exit_status)
     except KeyboardInterrupt:
         say("Interrupted.")
         sys.exit(130)
     except Exception:  # TensorFlow's own exit may wait for other workers
         sys.stderr.write(printable(traceback.format_exc()))
-        _leave(UNEXPECTED_STATUS)
+        leave(UNEXPECTED_STATUS)
 
 
 def _text_of(error: DdlError) -> str:
@@ -89,7 +98,7 @@ def _text_of(error: DdlError) -> str:
     return "\n".join([message, *config.places_mentioned(message)])
 
 
-def _leave(status: int) -> None:
+def leave(status: int) -> NoReturn:
     """Ends the process without the exit handlers, such as TensorFlow's."""
     sys.stdout.flush()
     sys.stderr.flush()

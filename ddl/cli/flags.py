@@ -1,261 +1,151 @@
-"""The flags of `ddl.main`, shared with other commands. Imports no TensorFlow."""
+"""The flags of `ddl.main`, `ddl.launch` and `ddl.check`, and their checks. No TensorFlow."""
 
-from collections.abc import Iterable
-from typing import Literal
+from functools import partial
 
 from absl import flags
 
-from ddl.choices import (
-    BYTES_PER_PACK,
-    CLUSTERS,
-    COLLECTIVES,
-    CROSS_DEVICE_OPS,
-    JIT_COMPILE,
-    MODES,
-    STRATEGIES,
-)
-
-FLAGS = flags.FLAGS
-
-# The flags that load a config, which all commands with a config have.
-OF_CONFIG = ("gin_file", "gin_param", "gin_bindings", "gin_search_path", "gin_allow_unused")
+from ddl.choices import CLUSTERS, JIT_COMPILE, MODES, PINS, PREDICTIONS, STRATEGIES
+from ddl.errors import either
 
 
-def define_flags() -> None:
-    """Defines every flag of the command line."""
+def config_flags() -> flags.FlagValues:
+    """Returns the flags that load a config, without values."""
+    values = flags.FlagValues()
+    texts = partial(flags.DEFINE_multi_string, flag_values=values)
     # absl ends the help of a repeatable flag by "; repeat this option …", so it has no full stop.
-    flags.DEFINE_multi_string("gin_file", None, "Config file; a later one overrides an earlier one")
-    flags.DEFINE_multi_string(
-        "gin_param",
-        None,
-        'Binding such as "TRAIN_STEPS = 100", read after the files. --gin_bindings and '
-        "--gin.NAME=VALUE mean the same",
-    )
-    flags.DEFINE_alias("gin_bindings", "gin_param")
-    flags.DEFINE_multi_string("gin_search_path", None, "Folder to search for configs and includes")
-    flags.DEFINE_list(
-        "gin_allow_unused", [], "Names of bindings that may go unused, such as Adam.*."
-    )
-    flags.DEFINE_string("model_dir", None, "Directory the run writes to and resumes from.")
-    flags.DEFINE_enum(
-        "mode",
-        "train_and_eval",
-        MODES,
-        "Whether to train, evaluate, do both, export, or predict.",
-    )
-    flags.DEFINE_string(
-        "checkpoint",
-        "latest",
-        "Checkpoint for --mode=eval, export or predict: latest, best, or a step.",
-    )
-    flags.DEFINE_bool(
-        "averaged_weights",
-        True,
-        "Whether --mode=eval, export or predict uses the averages of the weights, if the run keeps "
-        "any.",
-    )
-    flags.DEFINE_float(
-        "follow_timeout",
-        None,
-        "With --mode=eval, evaluate each new checkpoint until the last step of the run, or until "
-        "no new one appears for this many seconds.",
-        lower_bound=0,
-    )
-    flags.DEFINE_string(
-        "predictions",
-        None,
-        "File that --mode=predict writes, in the format of its ending: .jsonl, .npz or .parquet.",
-    )
-    flags.DEFINE_bool(
-        "dry_run", False, "Build everything, make one step, print the config and write nothing."
-    )
-    flags.DEFINE_enum(
-        "strategy",
-        "auto",
-        STRATEGIES,
-        "Strategy that distributes training over the devices.",
-    )
-    flags.DEFINE_enum(
-        "cluster",
-        "auto",
-        CLUSTERS,
-        "Source of the cluster and of this process's task in it: TF_CONFIG, the variables of "
-        "Slurm's srun, or none for a process alone. auto takes the first one that is set.",
-    )
-    flags.DEFINE_integer(
-        "num_virtual_devices",
-        None,
-        "Number of devices to split the host CPU into, or the one GPU that --gpus names.",
-        lower_bound=1,
-    )
-    flags.DEFINE_integer(
-        "virtual_gpu_memory",
-        None,
-        "Memory of each virtual GPU in MiB; by default 85% of the GPU's, divided among them.",
-        lower_bound=1,
-    )
-    flags.DEFINE_string("gpus", "all", "GPUs to use: all, none, or their numbers, such as 0,1.")
-    flags.DEFINE_bool(
-        "memory_growth",
-        True,
-        "Allocate GPU memory as needed, not all at once. Virtual GPUs always allocate at once.",
-    )
-    flags.DEFINE_bool("deterministic_ops", False, "Use GPU operations that repeat bit for bit.")
-    flags.DEFINE_enum(
-        "tf32",
-        "off",
-        ("on", "off"),
-        "Whether GPUs may round float32 inputs of matrix products and convolutions to 10 bits of "
-        "mantissa (TF32), which is several times faster from Ampere on.",
-    )
-    flags.DEFINE_enum(
-        "jit_compile",
-        "auto",
-        JIT_COMPILE,
-        "Whether XLA compiles forward and backward pass, and the update. auto: on GPUs, except for "
-        "what XLA cannot compile. Changes results only by rounding.",
-    )
-    flags.DEFINE_bool(
-        "shard_optimizer_state",
-        False,
-        "Keep on each replica the slots of its share of the weights alone.",
-    )
-    flags.DEFINE_enum(
-        "cross_device_ops",
-        "auto",
-        CROSS_DEVICE_OPS,
-        "All-reduce of --strategy=mirrored.",
-    )
-    flags.DEFINE_integer(
-        "num_packs",
-        1,
-        "Number of gradient buffers for --cross_device_ops=nccl or hierarchical_copy; 0 uses none.",
-        lower_bound=0,
-    )
-    flags.DEFINE_integer(
-        "bytes_per_pack",
-        BYTES_PER_PACK,
-        "Bytes per buffer in which workers send gradients, those of the last layers first; 0 sends "
-        "one buffer.",
-        lower_bound=0,
-    )
-    flags.DEFINE_enum(
-        "collectives",
-        "auto",
-        COLLECTIVES,
-        "Communication between workers, and between GPUs. auto: nccl between GPUs, else ring.",
-    )
-    flags.DEFINE_float(
-        "communication_timeout",
-        None,
-        "Seconds after which a collective fails if a worker does not join it. TensorFlow keeps one "
-        "thread waiting this long for each collective, so set it only to debug a short run.",
-    )
-    flags.DEFINE_float("join_timeout", 60.0, "Seconds that workers wait for each other to join.")
-    flags.DEFINE_float(
-        "peer_timeout",
-        30.0,
-        "Seconds after which a worker counts as lost if its machine does not answer.",
-    )
-    flags.DEFINE_float(
-        "stall_timeout",
-        300.0,
-        "Seconds after which a stalled worker counts as lost, such as one stopped by SIGSTOP.",
-    )
-    flags.DEFINE_integer(
-        "steps_per_loop",
-        None,
-        "Updates per Python call; the default takes about one second. Never changes results.",
-        lower_bound=1,
-    )
-    flags.DEFINE_string(
-        "profile",
-        None,
-        "Steps to profile, such as 100:110: those after step 100 up to step 110.",
-    )
-    flags.DEFINE_enum(
-        "data_on_device",
-        "auto",
-        ("auto", "true", "false"),
-        "Whether to keep arrays on the devices and gather batches there. Never changes results.",
-    )
+    texts("gin_file", None, "Config file; a later one overrides an earlier one")
+    texts("gin_param", None, "Binding NAME=VALUE, read after the files; also --gin.NAME=VALUE")
+    flags.DEFINE_alias("gin_bindings", "gin_param", flag_values=values)
+    texts("gin_search_path", None, "Folder to search for configs and includes")
+    unused = "Names of bindings that may go unused, such as Adam.*."
+    flags.DEFINE_list("gin_allow_unused", [], unused, flag_values=values)
+    return values
 
 
-def parse_gpus(text: str) -> list[int] | None:
-    """Parses --gpus into GPU indices; None means all GPUs.
+def main_flags() -> flags.FlagValues:
+    """Returns the flags of `ddl.main`, without values."""
+    values = config_flags()
+    text = partial(flags.DEFINE_string, flag_values=values)
+    choice = partial(flags.DEFINE_enum, flag_values=values)
+    count = partial(flags.DEFINE_integer, lower_bound=1, flag_values=values)
+    seconds = partial(flags.DEFINE_float, lower_bound=0, flag_values=values)
+    switch = partial(flags.DEFINE_bool, flag_values=values)
+
+    # What to do.
+    text("model_dir", None, "Directory the run writes to and resumes from.")
+    choice("mode", "train_and_eval", MODES, "Train, evaluate, do both, export, or predict.")
+    text("checkpoint", "latest", "For --mode=eval, export or predict: latest, best, or a step.")
+    text("predictions", None, f"File of --mode=predict; ends with {either(PREDICTIONS)}.")
+    follows = "With --mode=eval, evaluate each new checkpoint until none comes for so many seconds."
+    seconds("follow_timeout", None, follows)
+    switch("dry_run", False, "Build everything, make one step, print the config, write nothing.")
+    text("profile", None, "Steps to profile; 100:110 are those after step 100 up to step 110.")
+
+    # Where to do it.
+    choice("strategy", "auto", STRATEGIES, "Strategy that distributes training over the devices.")
+    source = "Source of the cluster: TF_CONFIG, Slurm's variables or none; auto: the first one set."
+    choice("cluster", "auto", CLUSTERS, source)
+    count("num_virtual_devices", None, "Devices to split the host CPU, or the one GPU, into.")
+    text("gpus", "all", "GPUs to use: all, none, or their numbers, such as 0,1.")
+    switch("deterministic_ops", False, "Use GPU operations that repeat bit for bit.")
+    rounds = (
+        "Round float32 inputs of matrix products and convolutions on GPUs to TF32, which is fast."
+    )
+    choice("tf32", "off", ("on", "off"), rounds)
+    compiles = "Compile updates by XLA; auto: on GPUs, except for what XLA cannot compile."
+    choice("jit_compile", "auto", JIT_COMPILE, compiles)
+    switch("shard_optimizer_state", False, "Keep on each replica the slots of its share alone.")
+    count("steps_per_loop", None, "Updates per Python call; by default about one second of them.")
+    lost = (
+        "Seconds after which a worker counts as lost that does not join (by default 60) or stalls "
+        "(300); one whose machine does not answer is lost after 30 at most."
+    )
+    seconds("worker_timeout", None, lost)
+    return values
+
+
+def launch_flags() -> flags.FlagValues:
+    """Returns the flags of `ddl.launch` before --, without values."""
+    values = flags.FlagValues()
+    count = partial(flags.DEFINE_integer, flag_values=values)
+    count("num_workers", None, "Number of workers.", lower_bound=1)
+    count("num_ps", 0, "Number of parameter servers; with any there is a chief.", lower_bound=0)
+    count("max_restarts", 0, "Maximum restarts without a newer checkpoint.", lower_bound=0)
+    places = "Give each worker an equal share of the cores, or a GPU of its own."
+    flags.DEFINE_enum("pin", "none", PINS, places, flag_values=values)
+    return values
+
+
+def check_flags(values: flags.FlagValues) -> None:
+    """Checks the parsed flags of `ddl.main`, also against each other.
+
+    Raises:
+      flags.Error: If a flag is missing, wrong, or without effect.
+    """
+    if values.model_dir is None and not values.dry_run:
+        raise flags.Error(
+            "--model_dir is required. Pass a directory for the run, such as "
+            "--model_dir=runs/digits, or --dry_run to write nothing."
+        )
+    gpus_of(values), checkpoint_of(values), profile_of(values)
+    follows, reads_saved = values.follow_timeout is not None, "train" not in values.mode
+    has_effect = {
+        "checkpoint": reads_saved and not follows,
+        "follow_timeout": values.mode == "eval",
+        "profile": not reads_saved and not values.dry_run,
+        "predictions": values.mode == "predict",
+    }
+    for name, is_read in has_effect.items():
+        if values[name].present and not is_read:
+            others = " --follow_timeout" * follows + " --dry_run" * values.dry_run
+            raise flags.Error(
+                f"--{name} has no effect with --mode={values.mode}{others}. Leave it out."
+            )
+    if values.mode == "predict" and not (values.predictions or "").endswith(PREDICTIONS):
+        raise flags.Error(
+            f"--mode=predict needs --predictions with a file that ends with {either(PREDICTIONS)}, "
+            f"got {values.predictions}."
+        )
+
+
+def gpus_of(values: flags.FlagValues) -> list[int] | None:
+    """Returns the indices of --gpus; None means all GPUs.
 
     Raises:
       flags.Error: If the text is not all, none or a list of numbers.
     """
-    if text == "all":
+    if values.gpus == "all":
         return None
-    if text in ("none", ""):
-        return []
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise flags.Error(
-            f"--gpus must be all, none, or numbers such as 0,1, got {text!r}."
-        ) from None
+    parts = [] if values.gpus in ("none", "") else values.gpus.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise flags.Error(f"--gpus must be all, none, or numbers such as 0,1, got {values.gpus!r}.")
+    return [int(part) for part in parts]
 
 
-def parse_checkpoint(text: str) -> str | int:
-    """Parses --checkpoint into `latest`, `best` or a step.
+def checkpoint_of(values: flags.FlagValues) -> str | int:
+    """Returns --checkpoint: `latest`, `best` or a step.
 
     Raises:
       flags.Error: If the text is none of these.
     """
-    if text in ("latest", "best"):
-        return text
-    if text.isdecimal():
-        return int(text)
-    raise flags.Error(f"--checkpoint must be latest, best, or a step, got {text!r}.")
+    text = values.checkpoint
+    if text not in ("latest", "best") and not text.isdecimal():
+        raise flags.Error(f"--checkpoint must be latest, best, or a step, got {text!r}.")
+    return int(text) if text.isdecimal() else text
 
 
-def parse_profile(text: str | None) -> tuple[int, int] | None:
-    """Parses --profile into the step to begin after and the last step; None means no profile.
+def profile_of(values: flags.FlagValues) -> tuple[int, int] | None:
+    """Returns the step after which --profile begins and its last step; None means no profile.
 
     Raises:
       flags.Error: If the text is not two steps, the smaller one first.
     """
-    if text is None:
+    if values.profile is None:
         return None
-    first, colon, last = text.partition(":")
-    if colon and first.isdecimal() and last.isdecimal() and int(first) < int(last):
-        return int(first), int(last)
-    raise flags.Error(
-        "--profile must be two steps, the smaller one first, such as 100:110 for the updates after "
-        f"step 100 up to step 110, got {text!r}."
-    )
-
-
-def parse_on_device(text: str) -> bool | Literal["auto"]:
-    """Parses --data_on_device into the value that `ddl.Trainer` expects."""
-    return "auto" if text == "auto" else text == "true"
-
-
-def share(values: flags.FlagValues, names: Iterable[str]) -> None:
-    """Adds flags of `ddl.main` to those of another command."""
-    for name in names:
-        values[name] = FLAGS[name]
-
-
-def list_of_flags(values: flags.FlagValues) -> str:
-    """Returns the part of --help that lists the flags of a command.
-
-    Args:
-      values: The flags; those of `ddl.main` are listed without absl's own.
-    """
-    listed = (
-        FLAGS.get_flags_for_module(__name__)
-        if values is FLAGS
-        else [values[name] for name in values]
-    )
-    # FlagValues.get_help leaves out the flags that another module defined.
-    own = flags.FlagValues()
-    for flag in listed:
-        own[flag.name] = flag
-    return own.get_help()
-
-
-define_flags()
+    first, _, last = values.profile.partition(":")
+    if not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
+        raise flags.Error(
+            "--profile must be two steps, the smaller one first, such as 100:110 for the updates "
+            f"after step 100 up to step 110, got {values.profile!r}."
+        )
+    return int(first), int(last)

@@ -1,23 +1,22 @@
 """Set-up of a run's devices and strategy from the flags."""
 
 import os
-from collections.abc import Sequence
+import sys
 from typing import TYPE_CHECKING
 
-from ddl.cli.flags import FLAGS, parse_on_device
-from ddl.cli.loading import load_config, prepare
+from absl import flags
+
+from ddl.cli.flags import gpus_of
 
 if TYPE_CHECKING:
     from ddl.run.placement import Placement
 
-_ONE_DNN = "TF_ENABLE_ONEDNN_OPTS"
 
-
-def build_placement(gpus: Sequence[int] | None) -> "Placement | None":
+def build_placement(values: flags.FlagValues) -> "Placement | None":
     """Loads the config, configures the devices and builds the strategy.
 
     Args:
-      gpus: Indices of the GPUs to use; None means all.
+      values: The parsed flags of `ddl.main`.
 
     Returns:
       Where to train; None if this process served as a parameter server until training ended.
@@ -25,13 +24,22 @@ def build_placement(gpus: Sequence[int] | None) -> "Placement | None":
     Raises:
       DdlError: If the config, the devices or the cluster cannot be used.
     """
+    from ddl import config
     from ddl.distribution.slurm import check_cluster, join_cluster
 
-    prepare()
-    # Each of the two checks what it can before TensorFlow is imported.
-    if check_cluster(FLAGS.cluster) == "tf_config":
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # hides TensorFlow's start-up messages
+    # Cluster and config are checked as far as possible before TensorFlow is imported.
+    if check_cluster(values.cluster) == "tf_config":
         return_freed_memory_of_server()
-    load_config(FLAGS)
+    # A config imports the user's own modules, from the current folder.
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    config.load(
+        values.gin_file,
+        values.gin_param or (),
+        values.gin_search_path or (),
+        values.gin_allow_unused,
+    )
 
     from ddl.distribution import parameter_servers
     from ddl.distribution.communication import Communication
@@ -41,37 +49,25 @@ def build_placement(gpus: Sequence[int] | None) -> "Placement | None":
     from ddl.distribution.traits import TRAITS
     from ddl.run.placement import Placement
 
-    join_cluster(FLAGS.cluster)
+    join_cluster(values.cluster)
     configure_devices(
-        num_virtual_devices=FLAGS.num_virtual_devices,
-        gpus=gpus,
-        memory_growth=FLAGS.memory_growth,
-        deterministic_ops=FLAGS.deterministic_ops,
-        virtual_gpu_memory=FLAGS.virtual_gpu_memory,
+        values.num_virtual_devices, gpus_of(values), deterministic_ops=values.deterministic_ops
     )
-    choose_tf32(FLAGS.tf32 == "on")
-    communication = Communication(
-        cross_device_ops=FLAGS.cross_device_ops,
-        num_packs=FLAGS.num_packs,
-        bytes_per_pack=FLAGS.bytes_per_pack,
-        collectives=FLAGS.collectives,
-        timeout_seconds=FLAGS.communication_timeout,
-    )
-    timeouts = ClusterTimeouts(
-        join=FLAGS.join_timeout, peer=FLAGS.peer_timeout, stall=FLAGS.stall_timeout
-    )
-    name = choose_strategy(FLAGS.strategy)
-    traits = TRAITS[name]
-    if traits.asynchronous and parameter_servers.serves_here():
+    choose_tf32(values.tf32 == "on")
+    timeouts, limit = ClusterTimeouts(), values.worker_timeout
+    if limit is not None:  # no reason to wait longer for a machine that does not answer
+        timeouts = ClusterTimeouts(limit, min(limit, timeouts.peer), limit)
+    name = choose_strategy(values.strategy)
+    if TRAITS[name].asynchronous and parameter_servers.serves_here():
         parameter_servers.serve(timeouts)
         return None
+    communication = Communication()
     return Placement(
         build_strategy(name, communication, timeouts),
         communication,
-        FLAGS.steps_per_loop,
-        parse_on_device(FLAGS.data_on_device),
-        FLAGS.jit_compile,
-        FLAGS.shard_optimizer_state,
+        values.steps_per_loop,
+        jit_compile=values.jit_compile,
+        shard_optimizer_state=values.shard_optimizer_state,
     )
 
 
@@ -85,7 +81,7 @@ def return_freed_memory_of_server() -> None:
     from ddl.distribution.tf_config import cluster_role
 
     if cluster_role().kind == "ps":
-        os.environ.setdefault(_ONE_DNN, "0")
+        os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 
 def choose_tf32(enabled: bool) -> None:

@@ -53,7 +53,7 @@ class Communication:
             )
         if self.timeout_seconds is not None and self.timeout_seconds <= 0:
             raise ConfigError(
-                "Communication.timeout_seconds (--communication_timeout) must be greater than 0, "
+                "Communication.timeout_seconds must be greater than 0, "
                 f"got {self.timeout_seconds}. Leave it out to wait forever."
             )
 
@@ -66,14 +66,14 @@ class Communication:
         gpus = tf.config.list_physical_devices("GPU")
         if self.collectives == "nccl" and not gpus:
             raise ConfigError(
-                "Communication.collectives (--collectives) = 'nccl' needs a GPU for each replica, "
+                "Communication.collectives = 'nccl' needs a GPU for each replica, "
                 "but TensorFlow sees no GPU. Set it to 'auto'."
             )
         collectives = self.collectives
         if gpus and gpu_is_split():
             if collectives == "nccl":
                 raise ConfigError(
-                    "Communication.collectives (--collectives) = 'nccl' needs a GPU for each "
+                    "Communication.collectives = 'nccl' needs a GPU for each "
                     "replica, but the GPUs are virtual. Set it to 'auto'."
                 )
             collectives = "ring"  # TensorFlow would take NCCL
@@ -105,7 +105,7 @@ def cross_device_ops(
     if choice == "nccl":
         if not path.has_nccl:
             raise ConfigError(
-                "Communication.cross_device_ops (--cross_device_ops) = 'nccl' needs a GPU for each "
+                "Communication.cross_device_ops = 'nccl' needs a GPU for each "
                 "replica, but the replicas are not on GPUs of their own. Set it to 'auto'."
             )
         return tf.distribute.NcclAllReduce(num_packs=communication.num_packs)

@@ -108,14 +108,13 @@ def _split_gpu(index: int, count: int, memory: int | None) -> None:
         if total is None:
             raise DeviceError(
                 f"The memory of GPU {index} could not be read from CUDA's driver. Set "
-                "virtual_gpu_memory (--virtual_gpu_memory), in MiB for each virtual GPU."
+                "virtual_gpu_memory, in MiB for each virtual GPU."
             )
         memory = max(1, int(total * _SHARE_OF_GPU) // count)
     if total is not None and count * memory > total:
         raise DeviceError(
             f"{count} virtual GPUs of {memory:,} MiB need {count * memory:,} MiB, but GPU {index} "
-            f"has {total:,} MiB. Lower virtual_gpu_memory (--virtual_gpu_memory) or "
-            "num_virtual_devices."
+            f"has {total:,} MiB. Lower virtual_gpu_memory or num_virtual_devices."
         )
     limit = tf.config.LogicalDeviceConfiguration(memory_limit=memory)
     try:

@@ -26,7 +26,7 @@ class ClusterTimeouts:
     def __post_init__(self) -> None:
         if min(self.join, self.peer, self.stall) <= 0:
             raise ConfigError(
-                "--join_timeout, --peer_timeout and --stall_timeout (ClusterTimeouts) must be "
-                f"greater than 0 seconds, got {self.join}, {self.peer} and {self.stall}. Leave one "
-                "out to take its default."
+                "--worker_timeout (ClusterTimeouts.join, peer and stall) must be greater than 0 "
+                f"seconds, got {self.join}, {self.peer} and {self.stall}. Leave it out to take its "
+                "default."
             )

@@ -5,31 +5,38 @@ a worker that dies is restarted alone: the parameter servers hold the weights, a
 continue.
 """
 
-import datetime
-import os
+import math
+import re
 import signal
-import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from ddl.choices import Pin
-from ddl.errors import (
-    ConfigError,
-    DdlError,
-    TrainingDiverged,
-    TrainingInterrupted,
-    WorkerLost,
-)
-from ddl.launcher.attempt import ClusterAttempt
-from ddl.launcher.log import ProcessLog
-from ddl.launcher.messages import say
-from ddl.launcher.pinning import pin_tasks
+from ddl.errors import DdlError, TrainingDiverged, TrainingInterrupted, WorkerLost
+from ddl.launcher.pinning import pinned
 from ddl.launcher.process import HEARD, ClusterProcess
 from ddl.launcher.tasks import ClusterTask, cluster_tasks, free_ports, tf_configs
+from ddl.output import say
+
+_STOPPED, _LOST = TrainingInterrupted.exit_status, WorkerLost.exit_status
+# Statuses that follow from the launcher's SIGTERM.
+_OBEYED = (0, _STOPPED, _LOST, -signal.SIGTERM)
+# From the best to the worst, where None is any other status and then signals follow. After status 1
+# a restart would end with it again.
+_STATUSES = [0, _STOPPED, _LOST, None, DdlError.exit_status, TrainingDiverged.exit_status]
+# Seconds between SIGTERM and SIGKILL for processes that must end.
+_GRACE_SECONDS = 10.0
+# Interval between reads of the output. A process's end or a signal wakes the launcher at once.
+_LOOK_SECONDS = 0.1
 
 
 class Cluster:
-    """A cluster whose tasks all run the same command."""
+    """A cluster whose tasks all run the same command.
+
+    The first task writes to the launcher's output itself. The output of the others goes to standard
+    error, with the task before each line.
+    """
 
     def __init__(
         self,
@@ -38,10 +45,8 @@ class Cluster:
         num_ps: int = 0,
         *,
         max_restarts: int = 0,
-        grace_seconds: float = 5.0,
         pin: Pin = "none",
-        log_dir: str | os.PathLike[str] | None = None,
-        live: bool = False,
+        checkpoints: Path | None = None,
     ):
         """Assigns cores or GPUs to the tasks. Starts no process.
 
@@ -49,24 +54,21 @@ class Cluster:
           command: The command of each process; TF_CONFIG in its environment names its task.
           num_workers: Number of workers.
           num_ps: Number of parameter servers. With at least one there is also a chief.
-          max_restarts: Maximum number of restarts, of all tasks or of one worker alone.
-          grace_seconds: Seconds between SIGTERM and SIGKILL for processes that must end.
+          max_restarts: Maximum number of restarts, of all tasks or of one worker alone, since the
+            step of the newest checkpoint last grew.
           pin: Whether each worker gets its own cores, its own GPU, or neither.
-          log_dir: Folder for the logs `worker-1.log`, … of all tasks but the first; None for a new
-            temporary folder.
-          live: Whether to print these logs as they grow.
+          checkpoints: Folder of the run's checkpoints; None if there is none to look at.
 
         Raises:
           ConfigError: If there are not enough cores or GPUs.
         """
         self._command = command
-        self._tasks = cluster_tasks(num_workers, num_ps)
-        self._places = pin_tasks(self._tasks, pin)
+        self._tasks = pinned(cluster_tasks(num_workers, num_ps), pin)
+        self._has_servers = num_ps > 0
         self._max_restarts = max_restarts
-        self._grace_seconds = grace_seconds
-        self._log_dir = None if log_dir is None else Path(log_dir)
-        self._live = live
+        self._checkpoints = checkpoints
         self._restarts = 0
+        self._step = newest_step(checkpoints)
 
     def run(self) -> int:
         """Starts the processes and waits until the last one ends. Main thread only.
@@ -75,116 +77,123 @@ class Cluster:
 
         Returns:
           The worst exit status; 128 plus the signal's number if a signal killed that process.
-
-        Raises:
-          ConfigError: If a log cannot be written, or there are not enough free ports.
         """
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, exit statuses are lost
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
         try:
-            self._open_log_dir()
             while True:
-                statuses, asked_to_stop = self._run_once()
-                if (
-                    asked_to_stop
-                    or not self._may_restart(statuses)
-                    # A signal may have arrived since the last process ended.
-                    or signal.sigtimedwait((signal.SIGTERM, signal.SIGINT), 0) is not None
-                ):
-                    worst = max(statuses, key=_badness)
+                worst = self._run_once()
+                if self._asked_to_stop or not self._may_restart(worst, "all processes"):
                     return worst if worst >= 0 else 128 - worst
-                self._count_restart("all processes")
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
-    def _run_once(self) -> tuple[list[int], bool]:
+    def _run_once(self) -> int:
+        """Returns the worst status of one start, without those that the launcher brought about."""
+        self._asked_to_stop, self._ending, self._kill_at = False, False, math.inf
+        self._statuses: list[int] = []
+        self._configs = tf_configs(self._tasks, free_ports(len(self._tasks)))
+        self._processes: list[ClusterProcess] = []
         try:
-            ports = free_ports(len(self._tasks))
-        except OSError as error:
-            raise ConfigError(
-                f"The launcher could not find {len(self._tasks)} free ports: {error.strerror}. "
-                "Start fewer processes, or raise the limit of open files (ulimit -n)."
-            ) from error
-        configs = dict(zip(self._tasks, tf_configs(self._tasks, ports), strict=True))
-        places = dict(zip(self._tasks, self._places, strict=True))
+            for place in range(len(self._tasks)):
+                self._processes.append(self._start(place))
+            while running := self._running():
+                self._answer_signal()
+                for process in running:
+                    if process.has_just_ended():
+                        self._judge(process)
+                    process.show_output()
+                if time.monotonic() >= self._kill_at:
+                    self._kill_rest(f"it did not end within {_GRACE_SECONDS:g} s of SIGTERM")
+        finally:
+            for process in self._processes:
+                process.kill()
+        return max(self._statuses, key=badness)
 
-        def start(task: ClusterTask) -> ClusterProcess:
-            # Unbuffered output reaches the log line by line, and a kill loses none of it.
-            environment = {"PYTHONUNBUFFERED": "1", **os.environ, "TF_CONFIG": configs[task]}
-            log = self._open_log(task)
-            return ClusterProcess(task, self._command, environment, places[task], log)
+    def _start(self, place: int) -> ClusterProcess:
+        return ClusterProcess(self._tasks[place], self._command, self._configs[place], place > 0)
 
-        def successor(dead: ClusterProcess) -> Callable[[], ClusterProcess] | None:
-            status = WorkerLost.exit_status if dead.status is None else dead.status
-            has_servers = any(task.kind == "ps" for task in self._tasks)
-            if not has_servers or dead.task.kind != "worker":
-                return None
-            # WorkerLost means that another process died first.
-            if status == WorkerLost.exit_status or not self._may_restart([status]):
-                return None
-            self._count_restart(f"{dead.task} alone")
-            return lambda: start(dead.task)
+    def _running(self) -> list[ClusterProcess]:
+        return [process for process in self._processes if process.status is None]
 
-        with ClusterAttempt(self._grace_seconds, self._live, successor) as attempt:
-            for task in self._tasks:
-                attempt.add(start(task))
-            return attempt.watch(), attempt.asked_to_stop
+    def _answer_signal(self) -> None:
+        heard = signal.sigtimedwait(HEARD, _LOOK_SECONDS)
+        # If the launcher was suspended past the timeout, the result holds no signal's number.
+        number = 0 if heard is None else heard.si_signo
+        stops = number in (signal.SIGTERM, signal.SIGINT)
+        if stops and self._asked_to_stop:
+            self._statuses.append(-signal.SIGKILL)  # else a worker that saved would decide it
+            self._kill_rest("it was still running at the second signal")
+        elif stops or number == signal.SIGQUIT:
+            self._asked_to_stop |= stops
+            for process in self._running():
+                process.send(number)
 
-    def _may_restart(self, statuses: Sequence[int]) -> bool:
-        """Returns whether to restart after these statuses; reports why not where one was wanted."""
-        worst = max(statuses, key=_badness)
-        if worst == 0 or self._max_restarts == 0:
+    def _judge(self, process: ClusterProcess) -> None:
+        """Restarts a worker of parameter servers that died; else ends the rest."""
+        status, task = process.status or 0, process.task
+        if self._is_consequence(task, status):
+            return
+        # A process that is asked to stop saves first, and not all finish at the same time.
+        died = status != 0 and not (self._asked_to_stop and status == _STOPPED)
+        if died:
+            say(f"{task} {process.describe_exit()}.")
+        alone = self._has_servers and task.kind == "worker" and status != _LOST and not self._ending
+        if alone and not self._asked_to_stop and self._may_restart(status, f"{task} alone"):
+            place = self._tasks.index(task)
+            self._processes[place] = self._start(place)
+            return
+        self._statuses.append(status)
+        if (died or task.kind == "chief") and not self._ending:
+            self._ending, self._kill_at = True, time.monotonic() + _GRACE_SECONDS
+            for other in self._running():
+                other.send(signal.SIGTERM)
+
+    def _is_consequence(self, task: ClusterTask, status: int) -> bool:
+        """Returns whether the launcher, or a process that ended before, brought about this end."""
+        if self._ending:
+            # A dying process closes its connections before its end is seen, so that one that lost
+            # another may appear to end before the one that it lost, whose status counts too.
+            return status in _OBEYED or {*self._statuses} != {_LOST}
+        # When asked to stop, workers and parameter servers wait for their chief, whose status
+        # counts for them. A process that is still starting dies of the signal instead.
+        of_chief = self._has_servers and task.kind != "chief"
+        return self._asked_to_stop and of_chief and status in (-signal.SIGTERM, -signal.SIGINT)
+
+    def _kill_rest(self, why: str) -> None:
+        self._ending = True
+        for process in self._running():
+            process.kill()
+            say(f"The launcher killed {process.task}: {why}.")
+
+    def _may_restart(self, status: int, what: str) -> bool:
+        """Returns whether to restart after this status; counts the restart, or says why not."""
+        if status == 0 or self._max_restarts == 0:
             return False
-        if TrainingDiverged.exit_status in statuses:
+        step = newest_step(self._checkpoints)
+        if step > self._step:
+            self._step, self._restarts = step, 0
+        if status == TrainingDiverged.exit_status:
             say("No restart: training diverged and would diverge again.")
-        elif DdlError.exit_status in statuses:
-            say(
-                f"No restart: status {DdlError.exit_status} means an error in flags, config, data "
-                "or your own code."
-            )
+        elif status == DdlError.exit_status:
+            say("No restart: status 1 means an error in flags, config, data or your own code.")
         elif self._restarts == self._max_restarts:
-            say(f"No restart: --max_restarts={self._max_restarts} is reached.")
+            say(f"No restart: --max_restarts={self._max_restarts} made no newer checkpoint.")
         else:
+            self._restarts += 1
+            say(f"Restart {self._restarts} of {self._max_restarts}: {what}.")
             return True
         return False
 
-    def _count_restart(self, what: str) -> None:
-        self._restarts += 1
-        say(f"Restart {self._restarts} of {self._max_restarts}: {what}.")
 
-    def _open_log_dir(self) -> None:
-        if len(self._tasks) == 1:
-            return
-        if self._log_dir is None:
-            self._log_dir = Path(tempfile.mkdtemp(prefix="ddl-logs-"))
-        say(f"The output of all processes except {self._tasks[0]} is in {self._log_dir}.")
-
-    def _open_log(self, task: ClusterTask) -> ProcessLog | None:
-        if task == self._tasks[0] or self._log_dir is None:
-            return None
-        now = datetime.datetime.now().isoformat(" ", "seconds")
-        start = f"restart {self._restarts}" if self._restarts else "start"
-        try:
-            self._log_dir.mkdir(parents=True, exist_ok=True)
-            return ProcessLog(
-                self._log_dir / f"{task.kind}-{task.index}.log", f"--- {task}, {start}, {now} ---"
-            )
-        except OSError as error:
-            raise ConfigError(
-                f"--log_dir={self._log_dir} cannot be written: {error.strerror}. Pass another "
-                "--log_dir."
-            ) from error
+def newest_step(checkpoints: Path | None) -> int:
+    """Returns the step of the newest checkpoint in a folder; -1 if there is none."""
+    files = [] if checkpoints is None else checkpoints.glob("*.index")
+    steps = (re.search(r"(\d+)\.index$", file.name) for file in files)
+    return max((int(step[1]) for step in steps if step), default=-1)
 
 
-def _badness(status: int) -> int:
+def badness(status: int) -> int:
     """Ranks exit statuses: the launcher exits with the one that ranks highest."""
-    if status < 0:
-        return 6
-    order = {
-        0: 0,
-        TrainingInterrupted.exit_status: 1,
-        WorkerLost.exit_status: 2,
-        DdlError.exit_status: 4,  # a restart would end with it again
-        TrainingDiverged.exit_status: 5,
-    }
-    return order.get(status, 3)
+    known = status if status in _STATUSES else None
+    return len(_STATUSES) if status < 0 else _STATUSES.index(known)

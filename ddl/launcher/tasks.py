@@ -1,25 +1,28 @@
 """The tasks of a cluster on one machine, and the TF_CONFIG of each."""
 
-import contextlib
 import dataclasses
 import json
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 _HOST = "127.0.0.1"
 
 
 @dataclasses.dataclass(frozen=True)
 class ClusterTask:
-    """One process of a cluster.
+    """One process of a cluster, and where it runs.
 
     Attributes:
       kind: The task type in TF_CONFIG: worker, chief or ps.
       index: The task index in TF_CONFIG, counted within its type.
+      cores: Cores that the process may use; None for those of the launcher.
+      environment: Environment variables set for the process.
     """
 
     kind: str
     index: int
+    cores: frozenset[int] | None = None
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.kind if self.kind == "chief" else f"{self.kind} {self.index}"
@@ -31,9 +34,7 @@ def cluster_tasks(num_workers: int, num_ps: int = 0) -> list[ClusterTask]:
     Without parameter servers all workers run the same program, and worker 0 leads. With parameter
     servers a chief leads and schedules the steps of the workers.
     """
-    sizes = {"worker": num_workers}
-    if num_ps:
-        sizes = {"chief": 1, "worker": num_workers, "ps": num_ps}
+    sizes = {"chief": min(num_ps, 1), "worker": num_workers, "ps": num_ps}
     return [ClusterTask(kind, index) for kind, size in sizes.items() for index in range(size)]
 
 
@@ -53,9 +54,9 @@ def free_ports(count: int) -> list[int]:
 
     Another process may take a port before its task does. The task then exits with an error.
     """
-    with contextlib.ExitStack() as stack:
-        # All sockets stay bound until the last port is found, so that no port is found twice.
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind((_HOST, 0))
-        return [one.getsockname()[1] for one in sockets]
+    # All sockets stay bound until the last port is found, so that no port is found twice.
+    sockets = [socket.create_server((_HOST, 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports

@@ -1,11 +1,13 @@
-"""The frame of the commands: each kind of error has its status, in each command."""
+"""The frame of the commands: parsing, and the status of each kind of error."""
 
 import os
 
 import pytest
+from absl import flags
 
 from ddl import check, main, output
-from ddl.cli.commands import exiting_on_errors
+from ddl.cli.commands import exiting_on_errors, parse
+from ddl.cli.flags import main_flags
 from ddl.errors import ConfigError, TrainingDiverged, WorkerLost
 
 
@@ -23,20 +25,62 @@ def without_end_of_the_process(monkeypatch):
     monkeypatch.setattr(output, "_program", output._program)
 
 
+def parsed(*arguments):
+    values = main_flags()
+    parse(values, ["ddl", "--gin_file=a", *arguments], "")
+    return values
+
+
+def test_flags_with_several_values_keep_their_order():
+    values = parsed("--gin_param=A = 1", "--gin.B=2", "-gin.t/C.d='x=y'", "--gin_bindings=D = 3")
+    assert values.gin_param == ["A = 1", "B=2", "t/C.d='x=y'", "D = 3"]
+    assert parsed("--gin_file=b", "--gin_file=a").gin_file == ["a", "b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["steps=4"], "'steps=4' is not a flag. Flags begin with --"),
+        (["--ginger=1"], "Unknown command line flag 'ginger'"),
+        (["--steps_per_loop=3", "--steps_per_loop", "4"], "=4: already defined as 3"),
+        (["--gin_allow_unused=3", "--gin_allow_unused=4"], r"=4: already defined as \['3'\]"),
+        (["--dry_run", "--nodry_run"], "--dry_run=false: already defined as True"),
+        (["--model_dir="], "--model_dir must be a path, got an empty text"),
+    ],
+)
+def test_wrong_arguments(arguments, message):
+    with pytest.raises(flags.Error, match=message):
+        parsed(*arguments)
+
+
+def test_a_config_is_needed():
+    with pytest.raises(flags.Error, match="--gin_file is required"):
+        parse(main_flags(), ["ddl"], "")
+
+
+def test_help_lists_the_flags_and_no_others(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        parsed("--nonsense", "-h")
+    shown = capsys.readouterr().out
+    assert "--worker_timeout" in shown
+    assert "--flagfile" not in shown
+    assert parsed("--gin_param=--help").gin_param == ["--help"]
+
+
 @pytest.mark.parametrize(
     ("error", "exit_", "status", "message"),
     [
+        (flags.Error("No flag."), SystemExit, 1, "No flag.\nRun the command with --help"),
         (ConfigError("A is wrong."), SystemExit, 1, "A is wrong."),
         (TrainingDiverged("Diverged."), SystemExit, 76, "Diverged."),
         (WorkerLost("Lost."), Left, 77, "Lost."),
         (KeyboardInterrupt(), SystemExit, 130, "Interrupted."),
-        (KeyError("a"), Left, 70, "KeyError: 'a'"),
         (RuntimeError("a\x1b[2J"), Left, 70, r"RuntimeError: a\x1b[2J"),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_each_error_has_its_status(error, exit_, status, message, capsys):
-    with pytest.raises(exit_) as raised, exiting_on_errors():
+    with pytest.raises(exit_) as raised, exiting_on_errors("ddl"):
         raise error
     assert raised.value.args == (status,)
     shown = capsys.readouterr().err
@@ -53,35 +97,13 @@ def test_a_report_of_a_check_has_no_control_sequences(monkeypatch, capsys):
             return "Task\x1b[2J computes the same everywhere."
 
     monkeypatch.setattr("ddl.checking.check_config", lambda *_: Report())
-    try:
-        with pytest.raises(SystemExit) as raised:
-            check.run(["check", "--gin_file=x.gin"])
-    finally:
-        check.FLAGS["gin_file"].unparse()
-    assert raised.value.code == 0
+    with pytest.raises(SystemExit, match="0"):
+        check.run(["check", "--gin_file=x.gin"])
     assert capsys.readouterr().out == "Task\\x1b[2J computes the same everywhere.\n"
 
 
-@pytest.mark.parametrize(
-    ("command", "does", "flags"),
-    [
-        (main, "ddl.main.start", ["--dry_run"]),
-        (check, "ddl.checking.check_config", []),
-    ],
-    ids=["ddl", "ddl check"],
-)
-def test_an_interrupted_command_shows_no_traceback(command, does, flags, monkeypatch, capsys):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(does, interrupted)
-    try:
-        with pytest.raises(SystemExit) as raised:
-            command.run(["command", "--gin_file=x.gin", *flags])
-    finally:
-        for name in ("gin_file", "dry_run"):
-            main.FLAGS[name].unparse()
-    assert raised.value.code == 130
-    shown = capsys.readouterr().err
-    assert "Interrupted." in shown
-    assert "Traceback" not in shown
+def test_a_parameter_server_leaves_without_the_exit_of_tensorflow(monkeypatch):
+    """It takes longer than the launcher waits after the chief."""
+    monkeypatch.setattr(main, "build_placement", lambda values: None)
+    with pytest.raises(Left, match="0"):
+        main.run(["ddl", "--gin_file=a.gin", "--dry_run"])

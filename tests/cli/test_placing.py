@@ -1,3 +1,5 @@
+"""What a run sets before TensorFlow is imported."""
+
 import json
 import os
 

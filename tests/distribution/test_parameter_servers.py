@@ -96,7 +96,8 @@ def test_a_killed_worker_is_started_again_alone_and_all_stop_after_saving(tmp_pa
     launch.wait_for("step 100 ")
     others = {**launch.processes()}
     launch.send("worker 1", signal.SIGKILL)
-    launch.wait_for("worker 1 was killed by SIGKILL. The launcher restarts it alone.")
+    launch.wait_for("worker 1 was killed by SIGKILL")
+    launch.wait_for("Restart 1 of 1: worker 1 alone.")
     launch.wait_for("The other workers compute its updates until it is back")
     launch.wait_for(r"Worker 1 at \S+ is back\.\n(.*\n)*step ")
     now = launch.processes()

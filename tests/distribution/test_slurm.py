@@ -12,8 +12,8 @@ from tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver import
     SlurmClusterResolver,
 )
 
-import ddl.main
-from ddl.cli.arguments import parse, with_aliases
+from ddl.cli.commands import parse
+from ddl.cli.flags import main_flags
 from ddl.distribution.slurm import join_cluster, slurm_tf_config
 from ddl.errors import ConfigError
 
@@ -169,17 +169,9 @@ def test_what_was_asked_for_is_not_there(environment, name, message):
 
 def flags_of_main(command) -> flags.FlagValues:
     """Parses what stands after `ddl.main`, as it does."""
-    arguments = command[command.index("ddl.main") :]
-    parse(ddl.cli.flags.FLAGS, with_aliases(arguments))
-    return ddl.cli.flags.FLAGS
-
-
-@pytest.fixture
-def _flags():
-    yield
-    ddl.cli.flags.FLAGS.unparse_flags()
-    for name in ddl.cli.flags.FLAGS:
-        ddl.cli.flags.FLAGS[name].unparse()
+    values = main_flags()
+    parse(values, command[command.index("ddl.main") :], "")
+    return values
 
 
 def program(folder, name, *lines):
@@ -220,7 +212,6 @@ def test_the_slurm_script_queues_again_what_can_go_on(tmp_path, status, restarts
     assert command.endswith("python -m ddl.main --cluster=slurm --model_dir=a b")
 
 
-@pytest.mark.usefixtures("_flags")
 def test_the_tf_job(tmp_path):
     job = yaml.safe_load((CLUSTERS / "kubernetes_tfjob.yaml").read_text())
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "TFJob")
@@ -229,11 +220,11 @@ def test_the_tf_job(tmp_path):
     assert worker["restartPolicy"] == "OnFailure"
     (container,) = worker["template"]["spec"]["containers"]
     assert container["name"] == "tensorflow"
-    assert flags_of_main(container["command"]).join_timeout > 60
-    assert (CLUSTERS.parent.parent / ddl.cli.flags.FLAGS.gin_file[0]).exists()
+    values = flags_of_main(container["command"])
+    assert values.worker_timeout > 60
+    assert (CLUSTERS.parent.parent / values.gin_file[0]).exists()
 
 
-@pytest.mark.usefixtures("_flags")
 @pytest.mark.parametrize("index", [0, 3])
 def test_the_plain_job_makes_tf_config_of_its_number(tmp_path, index):
     service, job = yaml.safe_load_all((CLUSTERS / "kubernetes_job.yaml").read_text())
@@ -261,8 +252,8 @@ def test_the_plain_job_makes_tf_config_of_its_number(tmp_path, index):
         "cluster": {"worker": [f"ddl-{number}.ddl:2222" for number in range(4)]},
         "task": {"type": "worker", "index": index},
     }
-    flags_of_main((tmp_path / "arguments.txt").read_text().split())
-    assert ddl.cli.flags.FLAGS.cluster == "tf_config"
+    values = flags_of_main((tmp_path / "arguments.txt").read_text().split())
+    assert values.cluster == "tf_config"
     # What would come again is not started again; what can go on is.
     rule = spec["podFailurePolicy"]["rules"][0]
     assert rule["action"] == "FailJob"

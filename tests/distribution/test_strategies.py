@@ -78,7 +78,7 @@ def test_collectives_are_carried_out_as_asked_for(name):
 
 
 def test_nccl_collectives_need_gpus():
-    with pytest.raises(ConfigError, match=r"\(--collectives\) = 'nccl' needs .* Set it to 'auto'"):
+    with pytest.raises(ConfigError, match="collectives = 'nccl' needs .* Set it to 'auto'"):
         Communication(collectives="nccl").options()
 
 

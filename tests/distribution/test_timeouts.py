@@ -6,5 +6,5 @@ from ddl.errors import ConfigError
 
 @pytest.mark.parametrize("name", ["join", "peer", "stall"])
 def test_timeouts_are_more_than_zero(name):
-    with pytest.raises(ConfigError, match="--stall_timeout .* than 0 seconds, got .* Leave"):
+    with pytest.raises(ConfigError, match="--worker_timeout .* than 0 seconds, got .* Leave"):
         ClusterTimeouts(**{name: 0.0})

@@ -1,6 +1,5 @@
 """Every command and every code block of the documents works as shown."""
 
-import importlib
 import re
 import shlex
 from pathlib import Path
@@ -12,10 +11,10 @@ import tensorflow as tf
 from pyarrow import csv, parquet
 
 import ddl
-from ddl import config, launch, main
+from ddl import config, launch
 from ddl.checkpoints.export import export_model
-from ddl.cli.arguments import parse, with_aliases
-from ddl.cli.subcommands import SUBCOMMANDS
+from ddl.cli.commands import parse
+from ddl.cli.flags import check_flags, config_flags, main_flags
 from ddl.distribution.communication import Communication
 from ddl.distribution.workers import Workers
 from ddl.optimizers.loss_weight import loss_weights
@@ -55,24 +54,16 @@ def test_commands_parse_and_their_configs_load(command, folder):
     if "--help" in command:
         return  # tests/documents/test_names.py reads it
     which = DDL.match(command)
-    name = (which["module"] or which["name"]).replace("main", "train")
-    module, arguments = (
-        importlib.import_module(SUBCOMMANDS[name].module),
-        [name, *shlex.split(command[which.end() :])],
-    )
+    name = which["module"] or which["name"]
+    arguments = [name, *shlex.split(command[which.end() :])]
     if name == "launch":
         launch.build_cluster(arguments)
-        module = main
-    else:
-        parse(module.FLAGS, with_aliases(arguments))
-    try:
-        if module is main:
-            module.check_flags()
-        config.load(module.FLAGS.gin_file, module.FLAGS.gin_param or ())
-    finally:
-        for values in (module.FLAGS, launch.FLAGS):
-            for flag in values:
-                values[flag].unparse()
+        arguments = arguments[arguments.index("--") :]
+    values = config_flags() if name == "check" else main_flags()
+    parse(values, arguments, "")
+    if name != "check":
+        check_flags(values)
+    config.load(values.gin_file, values.gin_param or ())
 
 
 @pytest.mark.processes

@@ -7,55 +7,107 @@ import types
 
 import pytest
 
-from ddl.errors import ConfigError
 from ddl.launcher import cluster
-from ddl.launcher.log import ProcessLog
-from tests.launcher.stand_ins import Script
+from ddl.launcher.process import HEARD, ClusterProcess
 
 KILLED = -signal.SIGKILL
 
 
+class StandIn(ClusterProcess):
+    """A process that ends by an event of the script, or of the signals that it does not ignore."""
+
+    def __init__(self, script, task, tf_config, prefixed):
+        self.task, self.status, self.ends_with = task, None, None
+        self.script, self.prefixed, self.received = script, prefixed, []
+        self.config = json.loads(tf_config)
+        script.started.append(self)
+
+    def has_just_ended(self):
+        if self.status is None and self.ends_with is not None:
+            self.status = self.ends_with
+            return True
+        return False
+
+    def send(self, number):
+        self.received.append(number)
+        if number in (signal.SIGTERM, signal.SIGINT):
+            self.ends_with = self.script.on_signal.get(str(self.task), -number)
+
+    def kill(self):
+        if self.status is None:
+            self.received.append(signal.SIGKILL)
+            self.status = KILLED
+
+    def show_output(self):
+        return False
+
+
+class Script:
+    """What happens to a cluster, one event each time the launcher waits; then nothing.
+
+    An event is the name and the exit status of a process that ends, or a signal to the launcher.
+    Processes end of SIGTERM and SIGINT, but for those in `on_signal`: by status, or never if None.
+    """
+
+    def __init__(self, events, on_signal):
+        self.events, self.on_signal = list(events), on_signal
+        self.started, self.now = [], 0.0
+
+    def process(self, name):
+        """Returns the newest process of a task."""
+        return next(one for one in reversed(self.started) if str(one.task) == name)
+
+    def wait(self, numbers, seconds):
+        """Stands in for `signal.sigtimedwait`."""
+        assert tuple(numbers) == HEARD
+        self.now += seconds
+        assert self.now < 1000, "the launcher waits for ever"
+        if not self.events:
+            return None
+        event = self.events.pop(0)
+        if not isinstance(event, signal.Signals):
+            name, status = event
+            self.process(name).ends_with, event = status, signal.SIGCHLD
+        return types.SimpleNamespace(si_signo=event)
+
+
 @pytest.fixture
-def play(monkeypatch, tmp_path):
+def play(monkeypatch):
     """A function that plays a script, and returns the status of the cluster and the script."""
 
-    def play(*events, on_signal=None, **options):
-        script = Script(events, on_signal)
-        return script.play(monkeypatch, tmp_path / "logs", **options), script
+    def play(*events, on_signal=None, workers=2, servers=0, **options):
+        script = Script(events, on_signal or {})
+
+        def start(task, command, tf_config, prefixed):
+            return StandIn(script, task, tf_config, prefixed)
+
+        monkeypatch.setattr(cluster, "ClusterProcess", start)
+        monkeypatch.setattr(cluster.signal, "sigtimedwait", script.wait)
+        monkeypatch.setattr(cluster, "time", types.SimpleNamespace(monotonic=lambda: script.now))
+        return cluster.Cluster(["command"], workers, servers, **options).run(), script
 
     return play
 
 
-# ------------------------------------------------------------ tasks
-
-
-def configs(script) -> dict[str, dict]:
-    return {
-        str(process.task): json.loads(process.environment["TF_CONFIG"])
-        for process in script.started
-    }
-
-
 def test_each_worker_knows_its_task_and_all_addresses(play):
     status, script = play(("worker 0", 0), ("worker 1", 0), ("worker 2", 0), workers=3)
-    found = configs(script)
     assert status == 0
-    assert [one["task"] for one in found.values()] == [
-        {"type": "worker", "index": index} for index in range(3)
-    ]
-    addresses = found["worker 0"]["cluster"]["worker"]
+    found = [one.config for one in script.started]
+    assert [one["task"] for one in found] == [{"type": "worker", "index": n} for n in range(3)]
+    addresses = found[0]["cluster"]["worker"]
     assert len({*addresses}) == 3
     assert all(re.fullmatch(r"127\.0\.0\.1:\d+", address) for address in addresses)
-    assert all(one["cluster"] == {"worker": addresses} for one in found.values())
+    assert all(one["cluster"] == {"worker": addresses} for one in found)
 
 
-def test_parameter_servers_come_with_a_chief(play):
+def test_parameter_servers_come_with_a_chief_that_leads(play):
     status, script = play(("chief", 0), workers=2, servers=1)
     assert status == 0
-    found = configs(script)
-    assert [*found] == ["chief", "worker 0", "worker 1", "ps 0"]
-    sizes = {kind: len(each) for kind, each in found["ps 0"]["cluster"].items()}
+    named = {str(one.task): one.prefixed for one in script.started}
+    assert named == {"chief": False, "worker 0": True, "worker 1": True, "ps 0": True}
+    sizes = {kind: len(each) for kind, each in script.process("ps 0").config["cluster"].items()}
     assert sizes == {"chief": 1, "worker": 2, "ps": 1}
+    assert script.process("ps 0").received == [signal.SIGTERM]  # once the chief is done
 
 
 # ------------------------------------------------------------ one dies
@@ -66,94 +118,86 @@ def test_when_one_dies_the_rest_is_ended_and_the_dead_is_named(play, capsys):
     assert status == 3
     assert script.process("worker 0").received == [signal.SIGTERM]
     errors = capsys.readouterr().err
-    assert "worker 1 ended with status 3. The launcher stops the other processes." in errors
-    assert "worker 0 " not in errors.replace("all processes except worker 0", "")
+    assert "worker 1 ended with status 3." in errors
+    assert "worker 0" not in errors
 
 
-def test_one_that_was_killed_is_named_by_its_signal(play, capsys):
-    status, _ = play(("ps 0", KILLED), workers=1, servers=1)
+def test_the_one_that_was_lost_is_named_though_its_end_is_seen_later(play, capsys):
+    status, script = play(("worker 1", 77), ("worker 0", KILLED), on_signal={"worker 0": None})
     assert status == 128 + signal.SIGKILL
-    assert "ps 0 was killed by SIGKILL" in capsys.readouterr().err
-
-
-def test_the_one_that_was_lost_is_named_first_though_its_end_is_seen_later(play, capsys):
-    status, _ = play(("worker 1", 77), ("worker 2", 77), ("worker 0", KILLED), workers=3)
-    assert status == 128 + signal.SIGKILL
-    errors = capsys.readouterr().err
-    assert errors.index("worker 0 was killed by SIGKILL") < errors.index("worker 1 ended with")
-
-
-def test_one_that_lost_another_which_never_ends_ends_all_soon(play):
-    status, script = play(("worker 1", 77))
-    assert status == 77
     assert script.process("worker 0").received == [signal.SIGTERM]
-    assert script.now < 10
+    assert "worker 0 was killed by SIGKILL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("first", [("worker 0", 3), ("chief", 0)])
+def test_what_happens_to_those_that_must_end_does_not_count(play, first):
+    """Such as an error of a parameter server whose chief is gone."""
+    status, _ = play(first, on_signal={"ps 0": -signal.SIGABRT, "worker 1": 70}, servers=1)
+    assert status == first[1]
 
 
 def test_one_that_ignores_sigterm_is_killed_after_the_grace(play, capsys):
-    status, script = play(("worker 1", 3), on_signal={"worker 0": None}, grace_seconds=0.5)
+    status, script = play(("worker 1", 3), on_signal={"worker 0": None})
     assert status == 3
     assert script.process("worker 0").received == [signal.SIGTERM, signal.SIGKILL]
-    assert "killed worker 0: it did not end within 0.5 s of SIGTERM." in capsys.readouterr().err
+    assert "killed worker 0: it did not end within 10 s of SIGTERM." in capsys.readouterr().err
 
 
 def test_those_that_are_done_wait_for_the_others(play):
     status, script = play(("worker 0", 0), *[signal.SIGQUIT] * 50, ("worker 1", 0))
     assert status == 0
-    assert script.process("worker 1").received == [signal.SIGQUIT] * 50
-
-
-def test_a_chief_that_is_done_ends_the_others(play):
-    status, script = play(("chief", 0), workers=1, servers=1)
-    assert status == 0
-    assert script.process("ps 0").received == [signal.SIGTERM]
+    assert script.process("worker 1").received == [signal.SIGQUIT] * 50  # which ends nothing
 
 
 @pytest.mark.parametrize(
     ("statuses", "worst"),
-    [([0, 75], 75), ([77, 75], 77), ([77, 1, 75], 1), ([77, 3, 0], 3), ([1, 76], 76)],
+    [([0, 75], 75), ([77, 75], 77), ([77, 1, 75], 1), ([77, 3, 0], 3), ([1, 76, -9], -9)],
     ids=str,
 )
 def test_the_worst_status_is_that_of_the_whole(statuses, worst):
-    assert max(statuses, key=cluster._badness) == worst
+    assert max(statuses, key=cluster.badness) == worst
 
 
 # ------------------------------------------------------------ restarts
 
 
 @pytest.mark.parametrize("status", [KILLED, -signal.SIGTERM, 3, 70, 75, 77])
-def test_a_restart_and_all_is_well(play, capsys, tmp_path, status):
+def test_a_restart_and_all_is_well(play, capsys, status):
     again = ("worker 0", 0), ("worker 1", 0)
-    events = ("worker 1", status), *[signal.SIGQUIT] * 20, *again
-    ended, script = play(*events, max_restarts=3)
+    ended, script = play(("worker 1", status), *[signal.SIGQUIT] * 3, *again, max_restarts=3)
     assert ended == 0
     assert len(script.started) == 4
-    ports = [one.environment["TF_CONFIG"] for one in script.started[::2]]
-    assert ports[0] != ports[1]
+    assert script.started[0].config["cluster"] != script.started[2].config["cluster"]
     assert "Restart 1 of 3: all processes.\n" in capsys.readouterr().err
-    headings = (tmp_path / "logs/worker-1.log").read_text()
-    assert "worker 1, start, " in headings
-    assert "worker 1, restart 1, " in headings
-
-
-def test_as_many_restarts_as_are_allowed(play, capsys):
-    status, script = play(*[("worker 1", 3), signal.SIGQUIT] * 3, max_restarts=2)
-    assert status == 3
-    assert len(script.started) == 6
-    assert "No restart: --max_restarts=2 is reached." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("status", "restarts", "why"),
-    [(3, 0, ""), (1, 2, "an error in flags"), (76, 2, "diverged")],
+    [(3, 0, ""), (3, 1, "max_restarts=1"), (1, 2, "an error in flags"), (76, 2, "diverged")],
 )
 def test_no_restart_where_it_is_not_wanted_or_makes_no_sense(play, capsys, status, restarts, why):
-    ended, script = play(("worker 1", status), max_restarts=restarts)
+    deaths = [("worker 1", status), signal.SIGQUIT] * 3
+    ended, script = play(*deaths, max_restarts=restarts)
     assert ended == status
-    assert len(script.started) == 2
+    assert len(script.started) == (4 if restarts == 1 else 2)
     errors = capsys.readouterr().err
     assert why in errors
     assert ("No restart: " in errors) == bool(why)
+
+
+def test_restarts_go_on_while_the_newest_checkpoint_grows(play, monkeypatch):
+    steps = iter([-1, 8, 9, 10, 10, 7])  # at the start, then after each death
+    monkeypatch.setattr(cluster, "newest_step", lambda folder: next(steps))
+    ended, script = play(*[("worker 1", 70), signal.SIGQUIT] * 5, max_restarts=2)
+    assert ended == 70
+    assert len(script.started) == 2 * 5
+
+
+def test_the_newest_step(tmp_path):
+    assert cluster.newest_step(None) == cluster.newest_step(tmp_path / "absent") == -1
+    for name in ("ckpt-9.index", "ckpt-10.index", "ckpt-11.data-00000-of-00001"):
+        (tmp_path / name).touch()
+    assert cluster.newest_step(tmp_path) == 10
 
 
 def test_a_worker_of_parameter_servers_is_restarted_alone(play, capsys):
@@ -161,14 +205,14 @@ def test_a_worker_of_parameter_servers_is_restarted_alone(play, capsys):
     assert status == 0
     assert [str(one.task) for one in script.started[4:]] == ["worker 1"]
     first, second = (one for one in script.started if str(one.task) == "worker 1")
-    assert first.environment["TF_CONFIG"] == second.environment["TF_CONFIG"]
+    assert first.config == second.config
     assert "Restart 1 of 1: worker 1 alone." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("dies", "status"), [("worker 1", 1), ("worker 1", 77), ("ps 0", 3)])
 def test_an_end_that_ends_a_cluster_with_parameter_servers(play, capsys, dies, status):
     """An error in flags, a worker that lost another process, a parameter server."""
-    events = (dies, status), *[signal.SIGQUIT] * 20, (dies, status)
+    events = (dies, status), *[signal.SIGQUIT] * 3, (dies, status)
     ended, _ = play(*events, servers=1, max_restarts=1)
     assert ended == status
     assert "alone" not in capsys.readouterr().err
@@ -183,28 +227,16 @@ def test_a_signal_is_passed_on_to_all_and_nothing_restarts(play, capsys, number)
     status, script = play(number, on_signal=saves, max_restarts=3)
     assert status == 75
     assert [process.received for process in script.started] == [[number]] * 2
-    errors = capsys.readouterr().err.lower()
-    assert "restart" not in errors
-    assert "ended" not in errors
-
-
-def test_requests_for_stacks_are_passed_on_and_end_nothing(play):
-    ends = ("worker 0", 0), ("worker 1", 0)
-    status, script = play(signal.SIGQUIT, *ends)
-    assert status == 0
-    received = [process.received for process in script.started]
-    assert received == [[signal.SIGQUIT]] * 2
+    assert capsys.readouterr().err == ""
 
 
 def test_who_still_saves_is_not_disturbed_by_who_is_done(play):
     """A second SIGTERM would end ddl.main at once."""
+    waits = [signal.SIGQUIT] * 200
     saves = {"worker 0": None, "worker 1": 75}
-    waits = [signal.SIGQUIT] * 100
-    status, script = play(
-        signal.SIGTERM, *waits, ("worker 0", 75), on_signal=saves, grace_seconds=0.1
-    )
+    status, script = play(signal.SIGTERM, *waits, ("worker 0", 75), on_signal=saves)
     assert status == 75
-    assert {*script.process("worker 0").received} == {signal.SIGTERM, signal.SIGQUIT}
+    assert script.process("worker 0").received == [signal.SIGTERM, *waits]
 
 
 def test_a_second_signal_kills_all(play, capsys):
@@ -215,8 +247,9 @@ def test_a_second_signal_kills_all(play, capsys):
 
 
 def test_a_chief_that_saves_speaks_for_those_that_end_of_the_signal(play):
-    status, _ = play(signal.SIGTERM, on_signal={"chief": 75}, workers=1, servers=1)
-    assert status == 75
+    stops = signal.SIGTERM, signal.SIGQUIT, ("chief", 75)
+    status, script = play(*stops, on_signal={"chief": None}, servers=1)
+    assert (status, script.process("chief").received) == (75, [*stops[:2]])
 
 
 def test_one_that_dies_while_all_stop_ends_the_rest(play, capsys):
@@ -225,55 +258,3 @@ def test_one_that_dies_while_all_stop_ends_the_rest(play, capsys):
     assert status == 3
     assert script.process("worker 0").received[-1] == signal.SIGKILL
     assert "restart" not in capsys.readouterr().err.lower()
-
-
-# ------------------------------------------------------------ logs
-
-
-def test_a_cluster_of_one_process_has_no_logs(play, tmp_path, capsys):
-    assert play(("worker 0", 0), workers=1)[0] == 0
-    assert not (tmp_path / "logs").exists()
-    assert capsys.readouterr().err == ""
-
-
-def test_logs_that_cannot_be_written_are_an_error(play, tmp_path):
-    (tmp_path / "logs").write_text("a file")
-    with pytest.raises(ConfigError, match="--log_dir=.* cannot be written"):
-        play()
-
-
-def test_the_last_lines_are_those_of_the_last_start(tmp_path):
-    for lines in (30, 3):
-        log = ProcessLog(tmp_path / "worker-1.log", "start")
-        log.writing.write(b"".join(b"%d of %d\n" % (line, lines) for line in range(lines)))
-        assert log.last_lines(20) == [f"{line} of {lines}" for line in range(lines)][-20:]
-        log.close()
-
-
-def test_lines_are_shown_once_and_whole(tmp_path):
-    log = ProcessLog(tmp_path / "worker-1.log", "start")
-    log.writing.write(b"first\nsec")
-    assert log.new_lines() == ["first"]
-    log.writing.write(b"ond\nno end")
-    assert log.new_lines() == ["second"]
-    assert log.new_lines(to_the_end=True) == ["no end"]
-    log.close()
-
-
-def test_a_full_disk_does_not_end_a_restart(tmp_path, capsys, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    unwritable = types.SimpleNamespace(write=full, fileno=(tmp_path / "x").open("wb").fileno)
-    monkeypatch.setattr("builtins.open", lambda *_, **__: unwritable)
-    with monkeypatch.context():
-        (tmp_path / "worker-1.log").touch()
-        ProcessLog(tmp_path / "worker-1.log", "restart 1")
-    assert "worker-1.log cannot be written: No space left" in capsys.readouterr().err
-
-
-def test_a_planted_link_is_no_log(tmp_path):
-    (tmp_path / "worker-1.log").symlink_to(tmp_path / "other")
-    with pytest.raises(OSError, match="symbolic link"):
-        ProcessLog(tmp_path / "worker-1.log", "start")
-    assert not (tmp_path / "other").exists()

@@ -5,101 +5,73 @@ import os
 import pytest
 
 from ddl.errors import ConfigError
-from ddl.launcher.gpus import visible_gpus
-from ddl.launcher.pinning import pin_tasks
+from ddl.launcher import pinning
+from ddl.launcher.pinning import pinned
 from ddl.launcher.tasks import cluster_tasks
 
 
 def test_cores_are_shared_alike_and_only_those_at_hand(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {901, 903, 905, 907, 909})
-    chief, *workers, server = pin_tasks(cluster_tasks(2, 1), "cores")
-    assert [place.cores for place in workers] == [{901, 903}, {905, 907}]
-    assert [dict(place.environment) for place in workers] == [{"TF_NUM_INTRAOP_THREADS": "2"}] * 2
-    assert chief == server
-    assert chief.cores is None
+    chief, *workers, server = pinned(cluster_tasks(2, 1), "cores")
+    assert [task.cores for task in workers] == [{901, 903}, {905, 907}]
+    assert [task.environment for task in workers] == [{"TF_NUM_INTRAOP_THREADS": "2"}] * 2
+    assert [chief, server] == [cluster_tasks(2, 1)[0], cluster_tasks(2, 1)[-1]]
     with pytest.raises(ConfigError, match="needs 6 cores for --num_workers=6, got 5. Lower"):
-        pin_tasks(cluster_tasks(6), "cores")
+        pinned(cluster_tasks(6), "cores")
 
 
 def test_threads_of_one_core_stay_together(monkeypatch, tmp_path):
     """Cores 0 and 2 are two threads of one core here, and so are 1 and 3."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3})
-    monkeypatch.setattr("ddl.launcher.pinning._ALL_CORES", tmp_path)
+    monkeypatch.setattr(pinning, "_TOPOLOGY", tmp_path)
     for core in range(4):
         topology = tmp_path / f"cpu{core}/topology"
         topology.mkdir(parents=True)
         (topology / "physical_package_id").write_text("0\n")
         (topology / "core_id").write_text(f"{core % 2}\n")
-    places = pin_tasks(cluster_tasks(2), "cores")
-    assert [place.cores for place in places] == [{0, 2}, {1, 3}]
-
-
-def visible(places) -> list[str]:
-    return [place.environment["CUDA_VISIBLE_DEVICES"] for place in places]
-
-
-def say(tmp_path, monkeypatch, text, status=0):
-    """Puts an nvidia-smi that prints the text in the place of the machine's own."""
-    program = tmp_path / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\nexit {status}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [task.cores for task in pinned(cluster_tasks(2), "cores")] == [{0, 2}, {1, 3}]
 
 
 TWO = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1e2f-aa)
 GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-77c0-bb)"""
 DIVIDED = """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5c89-aa)
   MIG 3g.20gb     Device  0: (UUID: MIG-c7b5-1)
-  MIG 3g.20gb     Device  1: (UUID: MIG-c7b5-2)
-GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-5c89-bb)"""
+  MIG 3g.20gb     Device  1: (UUID: MIG-c7b5-2)"""
 
 
-def test_pinned_to_gpus(monkeypatch, tmp_path):
-    say(tmp_path, monkeypatch, TWO)
-    assert visible(pin_tasks(cluster_tasks(2), "gpus")) == ["GPU-1e2f-aa", "GPU-77c0-bb"]
-    assert visible(pin_tasks(cluster_tasks(1, 1), "gpus")) == ["", "GPU-1e2f-aa", ""]
-    with pytest.raises(ConfigError, match="needs 3 GPUs for --num_workers=3, got 2. Lower"):
-        pin_tasks(cluster_tasks(3), "gpus")
-
-
-def test_instances_of_a_divided_gpu_count(monkeypatch, tmp_path):
-    say(tmp_path, monkeypatch, DIVIDED)
-    assert visible_gpus() == ["MIG-c7b5-1", "MIG-c7b5-2", "GPU-5c89-bb"]
+def visible(tmp_path, monkeypatch, listed, named=None, servers=0, workers=2):
+    """Returns the GPU of each task, where nvidia-smi prints `listed`."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{listed}\nEND\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if named is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    tasks = pinned(cluster_tasks(workers, servers), "gpus")
+    return [task.environment["CUDA_VISIBLE_DEVICES"] for task in tasks]
 
 
 @pytest.mark.parametrize(
-    ("text", "named"),
+    ("listed", "named", "gpus"),
     [
-        ("1,0", ["1", "0"]),
-        ("1,4,0", ["1"]),
-        ("GPU-77, GPU-1e,-1,0", ["GPU-77", "GPU-1e"]),
-        ("GPU-1e,GPU-no,0", ["GPU-1e"]),
-        ("", []),
+        (TWO, None, ["GPU-1e2f-aa", "GPU-77c0-bb"]),
+        (DIVIDED, None, ["MIG-c7b5-1", "MIG-c7b5-2"]),
+        (TWO, "1,0", ["1", "0"]),
+        (TWO, "GPU-77, GPU-1e", ["GPU-77", "GPU-1e"]),
     ],
 )
-def test_gpus_that_are_named(monkeypatch, tmp_path, text, named):
-    """As CUDA reads the variable: up to the first entry that does not exist."""
-    say(tmp_path, monkeypatch, TWO)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", text)
-    assert visible(pin_tasks(cluster_tasks(len(named)), "gpus")) == named
-    with pytest.raises(ConfigError, match=f"got {len(named)}. Lower"):
-        pin_tasks(cluster_tasks(len(named) + 1), "gpus")
+def test_each_worker_has_a_gpu(monkeypatch, tmp_path, listed, named, gpus):
+    assert visible(tmp_path, monkeypatch, listed, named) == gpus
+    with pytest.raises(ConfigError, match="needs 3 gpus for --num_workers=3, got 2. Lower"):
+        visible(tmp_path, monkeypatch, listed, named, workers=3)
 
 
-def test_named_gpus_need_no_nvidia_smi(monkeypatch, tmp_path):
-    say(tmp_path, monkeypatch, "Failed to initialize NVML", status=9)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,MIG-c7b5-1")
-    assert visible_gpus() == ["4", "MIG-c7b5-1"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7,4")
-    with pytest.raises(ConfigError, match="must name each GPU once for --pin=gpus, got '4,7,4'"):
-        visible_gpus()
+def test_a_chief_and_servers_have_none(monkeypatch, tmp_path):
+    assert visible(tmp_path, monkeypatch, TWO, None, 1, 1) == ["", "GPU-1e2f-aa", ""]
 
 
-def test_without_a_driver_the_error_says_so(monkeypatch, tmp_path):
-    say(tmp_path, monkeypatch, "Failed to initialize NVML", status=9)
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    (tmp_path / "libcuda.so.1").write_text("no library")
-    message = "needs NVIDIA's driver, but neither nvidia-smi nor libcuda.so.1 answers: .*libcuda"
-    with pytest.raises(ConfigError, match=message):
-        pin_tasks(cluster_tasks(1), "gpus")
+@pytest.mark.parametrize(("named", "wrong"), [("0,4", "4"), ("-1", "-1"), ("1,0,1", "1")])
+def test_a_gpu_that_cuda_would_hide_is_an_error(monkeypatch, tmp_path, named, wrong):
+    with pytest.raises(ConfigError, match=f"lists, each once.*got '{named}'. Correct '{wrong}'"):
+        visible(tmp_path, monkeypatch, TWO, named)

@@ -1,24 +1,47 @@
-"""Clusters of real processes: the start, a death, a restart, and a launcher that is killed."""
+"""Clusters of real processes: the start, a death, and a launcher that is killed."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
-from tests.launcher.programs import (
-    BEGINNING,
-    GRANDCHILD,
-    ROOT,
-    assert_nothing_is_left,
-    finish,
-    is_running,
-    wait_for,
-)
-
 pytestmark = pytest.mark.processes
+
+ROOT = Path(__file__).parents[2]
+
+# What the programs begin with. None of them stays forever, whatever goes wrong. `note` leaves a
+# file that is there whole or not at all; `running` says that a process is there, and so are the
+# handlers it has set; `start_another` starts a process that ignores SIGTERM.
+BEGINNING = """
+import json, os, pathlib, signal, subprocess, sys, time
+signal.alarm(40)
+config = json.loads(os.environ["TF_CONFIG"])
+index = config["task"]["index"]
+name = f"worker-{index}"
+def note(file, text=""):
+    pathlib.Path(file + ".partial").write_text(str(text))
+    os.replace(file + ".partial", file)
+def wait_for(*files):
+    while not all(os.path.exists(file) for file in files):
+        time.sleep(0.01)
+def running():
+    note(name + ".pid", os.getpid())
+def wait_for_ever():
+    while True:
+        signal.pause()
+def start_another():
+    ignore = "import os, pathlib, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    ignore += "signal.alarm(40); "
+    tell = f"pathlib.Path('{name}-child.partial').write_text(str(os.getpid())); "
+    end = f"os.replace('{name}-child.partial', '{name}-child.pid'); signal.pause()"
+    subprocess.Popen([sys.executable, "-S", "-c", ignore + tell + end])
+    wait_for(name + "-child.pid")
+"""
 
 
 @pytest.fixture
@@ -26,13 +49,13 @@ def launch(tmp_path):
     """Starts a launcher of a program's processes, all in a folder for their notes."""
     started = []
 
-    def start(program, num_workers=2, num_ps=0, **options):
+    def start(program, num_workers, **options):
         command = f"[sys.executable, '-S', '-c', {BEGINNING + program!r}]"
-        options = {"log_dir": "logs", **options}
         launcher = (
             "import sys\n"
-            "from ddl.launcher.cluster import Cluster\n"
-            f"sys.exit(Cluster({command}, {num_workers}, {num_ps}, **{options!r}).run())"
+            "from ddl.launcher import cluster\n"
+            "cluster._GRACE_SECONDS = 0.5\n"
+            f"sys.exit(cluster.Cluster({command}, {num_workers}, **{options!r}).run())"
         )
         process = subprocess.Popen(
             [sys.executable, "-c", launcher],
@@ -55,31 +78,56 @@ def launch(tmp_path):
         process.communicate()
 
 
+def is_running(file: Path) -> bool:
+    try:
+        state = Path(f"/proc/{int(file.read_text())}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def wait_for(condition):
+    patience = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < patience, "nothing happened"
+        time.sleep(0.01)
+
+
+def finish(launcher, folder, processes):
+    """Returns the launcher's status, output and errors; asserts that it left no process."""
+    output, errors = launcher.communicate(timeout=300)
+    assert "Traceback" not in errors, errors
+    files = sorted(folder.glob("*.pid"))
+    assert len(files) == processes
+    assert [file.name for file in files if is_running(file)] == []
+    return launcher.returncode, output, errors
+
+
 def test_a_cluster_starts_and_leaves_nothing_behind(launch, tmp_path):
-    """The output of the first is shown, that of the others is in files; signals are as usual."""
+    """The first writes to the launcher's output, the others to its errors with a prefix."""
     program = """
 blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
 cores = sorted(os.sched_getaffinity(0))
-note(f"{name}.json", json.dumps([config["task"], len(blocked), cores]))
+note(f"{name}.json", json.dumps([len(blocked), cores]))
 print(f"out of {name}")
-print(f"err of {name}", file=sys.stderr)
+print(f"err of {name}" + "x" * 200000, file=sys.stderr)
+print("no end", end="")
 start_another()
 """
     workers = min(2, len(os.sched_getaffinity(0)))
-    launcher = launch(GRANDCHILD + program, workers, pin="cores")
-    status, output, errors = finish(launcher)
+    status, output, errors = finish(launch(program, workers, pin="cores"), tmp_path, workers)
     assert status == 0, errors
-    assert output == "out of worker-0\n"
-    assert "err of worker-0" in errors
+    assert output == "out of worker-0\nno end"
     share = len(os.sched_getaffinity(0)) // workers
-    for index in range(workers):
-        task, blocked, cores = json.loads((tmp_path / f"worker-{index}.json").read_text())
-        assert task == {"type": "worker", "index": index}
-        assert (blocked, len(cores)) == (0, share)
+    found = [json.loads((tmp_path / f"worker-{n}.json").read_text()) for n in range(workers)]
+    assert [(blocked, len(cores)) for blocked, cores in found] == [(0, share)] * workers
+    lines = errors.splitlines()
+    assert sum(line.startswith("err of worker-0xxx") for line in lines) == 1
     if workers > 1:
-        log = (tmp_path / "logs/worker-1.log").read_text().splitlines()
-        assert {*log[1:]} == {"out of worker-1", "err of worker-1"}
-    assert_nothing_is_left(tmp_path, workers)
+        others = [line.rstrip("x") for line in lines if line.startswith("[")]
+        assert others == [
+            f"[worker 1] {text}" for text in ("out of worker-1", "err of worker-1", "no end")
+        ]
 
 
 def test_one_dies_and_all_end(launch, tmp_path):
@@ -95,38 +143,10 @@ if index == 2:
     sys.exit(3)
 wait_for_ever()
 """
-    status, _, errors = finish(launch(GRANDCHILD + program, 3, grace_seconds=0.5))
+    status, _, errors = finish(launch(program, 3), tmp_path, 6)
     assert status == 3
-    assert "worker 2 ended with status 3" in errors
-    assert "  the end" in errors
+    assert errors.index("[worker 2] the end") < errors.index("worker 2 ended with status 3.")
     assert "The launcher killed worker 1: it did not end" in errors
-    assert_nothing_is_left(tmp_path, 6)
-
-
-def test_a_restart_after_a_kill_and_a_signal_that_all_hear(launch, tmp_path):
-    program = """
-def save(number, frame):
-    note(f"{name}.saved")
-    sys.exit(75)
-signal.signal(signal.SIGTERM, save)
-turn = 1 if os.path.exists(name + ".pid") else 0
-running()
-wait_for("worker-0.pid", "worker-1.pid")
-if turn == 0 and index == 1:
-    os.kill(os.getpid(), signal.SIGKILL)
-if turn == 1:
-    note(f"{name}.again")
-wait_for_ever()
-"""
-    launcher = launch(program, max_restarts=1)
-    wait_for(lambda: len(list(tmp_path.glob("*.again"))) == 2)
-    launcher.send_signal(signal.SIGTERM)
-    status, _, errors = finish(launcher)
-    assert status == 75
-    assert "worker 1 was killed by SIGKILL" in errors
-    assert errors.count("Restart 1 of 1: all processes.") == 1
-    assert len(list(tmp_path.glob("*.saved"))) == 2
-    assert_nothing_is_left(tmp_path, 2)
 
 
 def test_a_launcher_that_is_killed_leaves_nothing_behind(launch, tmp_path):

@@ -40,7 +40,7 @@ def device_errors() -> Iterator[None]:
         raise DeviceError(
             f"A device ran out of memory: {_line(reason)}. Raise ACCUMULATION_STEPS, which "
             "splits the same update into smaller microbatches; lower GLOBAL_BATCH_SIZE; use more "
-            "devices; or keep the data on the host (--data_on_device=false)."
+            "devices; or keep the data on the host (data_on_device=False of the Trainer)."
         ) from error
     except (
         tf.errors.UnimplementedError,
