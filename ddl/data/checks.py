@@ -135,6 +135,9 @@ def data_errors(*sources: Any) -> Iterator[None]:
         text = str(error.message)
         if not _OF_DATA.search(text):
             raise
+        found = [each for one in sources if (each := one.undecodable()) is not None]
+        if found:
+            raise found[0] from None
         reason = _NODE.split(text)[0].strip().splitlines()[-1].strip()
         reason = _BEFORE_REASON.sub("", reason)
         if beyond := _BEYOND_TABLE.search(text):
@@ -146,11 +149,8 @@ def data_errors(*sources: Any) -> Iterator[None]:
             )
         # A Python function of the data, such as a generator, leaves its traceback in the text.
         place = place_of(error) if "Traceback (most recent" in text else None
-        notes = [place.note] if place else []
-        notes += [found for one in sources if (found := one.damaged())] if not beyond else []
-        raise DataError(
-            "\n".join([f"Reading or processing a batch failed: {reason}", *notes])
-        ) from None
+        note = f"\n{place.note}" if place else ""
+        raise DataError(f"Reading or processing a batch failed: {reason}{note}") from None
 
 
 def _of_reader(source: Any) -> Exception:
@@ -159,8 +159,8 @@ def _of_reader(source: Any) -> Exception:
     if isinstance(error, DataError | OSError | MemoryError):
         return error
     return DataError(
-        f"{source.name} could not be read: {type(error).__name__}: {error}. Correct its data or its "
-        "reader."
+        f"{source.name} could not be read: {type(error).__name__}: {error}. Correct its data "
+        "or its reader."
     )
 
 

@@ -1,5 +1,6 @@
 """Examples with random access: a length, an index, and one specification of all examples."""
 
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -130,11 +131,13 @@ class Source:
             self.error = error
             raise
 
-    def damaged(self) -> str | None:
-        """Looks for the first example that cannot be decoded, for at most a minute.
+    def undecodable(self) -> DataError | None:
+        """Looks for the first item that `decode` fails on, for at most a minute.
+
+        TensorFlow's error does not tell which it is.
 
         Returns:
-          A sentence that names it, by `items.describe(index)` if the items have it; None if none is
+          An error that names it, by `items.describe(index)` if the items have it; None if none is
           found.
         """
         until = time.monotonic() + _LOOKED_FOR_SECONDS
@@ -143,10 +146,12 @@ class Source:
             item = {name: tf.constant(column[0]) for name, column in rows.items()}
             try:
                 self.decoded(item, tf.zeros([2], tf.int64))
-            except tf.errors.OpError:
-                describe = getattr(self.items, "describe", None)
-                what = describe(index) if describe else f"item {index:,} of {self.name}"
-                return f"The first example that cannot be decoded is {what}."
+            except tf.errors.OpError as error:
+                describe = getattr(self.items, "describe", f"item {{:,}} of {self.name}".format)
+                return DataError(
+                    f"{definition_of(self.decode)} failed on {describe(index)}: "
+                    f"{first_line(error)}. Correct or remove it."
+                )
             if time.monotonic() > until:
                 break
         return None
@@ -244,6 +249,11 @@ class Source:
                 "tf.image.stateless_random_flip_left_right or the like, or augment in the model."
             )
         return checked_spec(traced.structured_outputs, definition_of(self.decode))
+
+
+def first_line(error: Exception) -> str:
+    """Returns the first line of an error's message, without TensorFlow's names of nodes."""
+    return re.sub(r"\{\{.*?\}\} | \[Op:\w+\]", "", str(error).splitlines()[0]).rstrip(".")
 
 
 def _unreadable(name: str, item: str, error: Exception) -> DataError:
