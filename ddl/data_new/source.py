@@ -250,7 +250,7 @@ class Source:
 
 def first_line(error: Exception) -> str:
     """Returns the first line of an error's message, without TensorFlow's names of nodes."""
-    return re.sub(r"\{\{.*?\}\} | \[Op:\w+\]", "", str(error).splitlines()[0]).rstrip(".")
+    return re.sub(r"\{\{.*?\}\} | \[Op:.*", "", str(error).splitlines()[0]).rstrip(".")
 
 
 def _unreadable(name: str, item: str, error: Exception) -> DataError:
