@@ -36,7 +36,7 @@ def image_folder(
     Args:
       directory: Folder that holds a folder for each class.
       size: Height and width of the images.
-      channels: 1 for gray, 3 for RGB, 4 for RGBA (PNG and WebP).
+      channels: 1 for gray (JPEG and PNG alone), 3 for RGB, 4 for RGBA (PNG and BMP alone).
       class_names: Names of the folders in the order of their labels. None: all folders, sorted. Set
         it where training or evaluation data lack a class: one that is named here may be missing.
       decode: Makes an example of {"image": uint8 [height, width, channels], "label": int64 []} and

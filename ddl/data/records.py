@@ -202,11 +202,7 @@ class ArrayRecords(_Records):
 def _source(items: _Records, features: Mapping[str, Any] | None, decode: Decode | None) -> Source:
     if features is None or not len(items):
         return Source(items, decode, files=items.files)
-    parsed = {  # a plain tuple comes from a config
-        name: tf.io.FixedLenFeature(*feature) if type(feature) is tuple else feature
-        for name, feature in features.items()
-    }
-    _check_first(items, parsed)
+    parsed = _checked(items, features)
 
     def parse(item: dict[str, tf.Tensor], seed: tf.Tensor) -> Example:
         example = tf.io.parse_single_example(item["record"], parsed)
@@ -216,10 +212,15 @@ def _source(items: _Records, features: Mapping[str, Any] | None, decode: Decode 
     return Source(items, functools.wraps(decode)(parse) if decode else parse, files=items.files)
 
 
-def _check_first(items: _Records, features: Mapping[str, Any]) -> None:
+def _checked(items: _Records, features: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns TensorFlow's specifications of the features after parsing the first record."""
     record = items[0]["record"]
     try:
-        tf.io.parse_single_example(record, features)
+        parsed = {  # a plain tuple comes from a config
+            name: tf.io.FixedLenFeature(*feature) if type(feature) is tuple else feature
+            for name, feature in features.items()
+        }
+        tf.io.parse_single_example(record, parsed)
     except (tf.errors.InvalidArgumentError, TypeError, ValueError) as error:
         try:
             held = tf.train.Example.FromString(record).features.feature
@@ -230,6 +231,7 @@ def _check_first(items: _Records, features: Mapping[str, Any]) -> None:
             f"The features do not fit {items.describe(0)}: {first_line(error)}. It holds "
             f"{', '.join(kinds) or 'no tf.train.Example'}. Correct the features."
         ) from error
+    return parsed
 
 
 def _located(file: str) -> np.ndarray:

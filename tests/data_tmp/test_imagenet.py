@@ -8,8 +8,7 @@ from ddl.data.imagenet import imagenet
 from ddl.errors import ConfigError, DataError
 from tests.data.decoding import examples
 
-EACH = 5
-SHARDS = 3
+EACH, SHARDS = 5, 3
 SHAPE = (16, 16, 3)
 
 
