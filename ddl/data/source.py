@@ -131,17 +131,22 @@ class Source:
             self.error = error
             raise
 
-    def undecodable(self) -> DataError | None:
+    def undecodable(self, indices: Sequence[int] | None = None) -> DataError | None:
         """Looks for the first item that `decode` fails on, for at most a minute.
 
         TensorFlow's error does not tell which it is.
+
+        Args:
+          indices: Items among which it is; None: all.
 
         Returns:
           An error that names it, by `items.describe(index)` if the items have it; None if none is
           found.
         """
         until = time.monotonic() + _LOOKED_FOR_SECONDS
-        for index in range(len(self) if self.decode is not None else 0):
+        if self.decode is None:
+            return None
+        for index in range(len(self)) if indices is None else indices:
             rows = self.rows(np.array([index]))
             item = {name: tf.constant(column[0]) for name, column in rows.items()}
             try:
@@ -253,7 +258,7 @@ class Source:
 
 def first_line(error: Exception) -> str:
     """Returns the first line of an error's message, without TensorFlow's names of nodes."""
-    return re.sub(r"\{\{.*?\}\} | \[Op:\w+\]", "", str(error).splitlines()[0]).rstrip(".")
+    return re.sub(r"\{\{.*?\}\} | \[Op:.*", "", str(error).splitlines()[0]).rstrip(".")
 
 
 def _unreadable(name: str, item: str, error: Exception) -> DataError:

@@ -1,109 +1,124 @@
+"""Files in the true formats go through Keras's own loaders; nothing reaches the network."""
+
+import gzip
+import urllib.error
+
+import keras
 import numpy as np
 import pytest
+from keras.src.backend import config as keras_config
+from keras.src.utils import file_utils
 
-from ddl.data import images, synthetic_arrays, synthetic_images
+from ddl.data.images import images, keras_dataset
 from ddl.errors import ConfigError, DataError
 
-DIGITS = {"image_shape": (8, 8, 1), "num_classes": 10}
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """The folder that KERAS_HOME names; Keras has read the variable at import."""
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    monkeypatch.setattr(keras_config, "_KERAS_DIR", str(tmp_path))
+
+    def no_network(origin, target, *_):
+        with open(target, "wb") as file:
+            file.write(b"half")
+        raise urllib.error.URLError("Name or service not known")
+
+    monkeypatch.setattr(file_utils, "urlretrieve", no_network)
+    return tmp_path
 
 
-def test_digits_by_name():
-    source = images("digits", "test", **DIGITS)
-    assert source.features["image"].shape == (360, 8, 8, 1)
-    assert source.features["label"].dtype == np.int64
-    first = images("digits", "test", **DIGITS, num_examples=7)
-    np.testing.assert_array_equal(first.features["image"], source.features["image"][:7])
+def pixels(count, *shape):
+    return np.random.default_rng(count).integers(0, 256, (count, *shape), np.uint8)
 
 
-def test_one_hot_labels():
-    labels = images("digits", "test", **DIGITS).features["label"]
-    rows = images("digits", "test", **DIGITS, one_hot=True).features["label"]
-    assert rows.dtype == np.float32
-    assert rows.shape == (360, 10)
-    np.testing.assert_array_equal(rows.argmax(axis=1), labels)
-    np.testing.assert_array_equal(rows.sum(axis=1), 1)
+def labels(count):
+    return np.arange(count, dtype=np.uint8) % 10
+
+
+def write_fashion_mnist(cache):
+    folder = cache / "datasets" / "fashion-mnist"
+    folder.mkdir(parents=True)
+    for part, count in (("train", 12), ("t10k", 5)):
+        header = np.array([0x803, count, 28, 28], ">i4").tobytes()
+        content = gzip.compress(header + pixels(count, 28, 28).tobytes())
+        (folder / f"{part}-images-idx3-ubyte.gz").write_bytes(content)
+        header = np.array([0x801, count], ">i4").tobytes()
+        content = gzip.compress(header + labels(count).tobytes())
+        (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(content)
+    return folder
+
+
+def test_fashion_mnist(cache):
+    write_fashion_mnist(cache)
+    arrays = keras_dataset("fashion_mnist", "train").arrays
+    np.testing.assert_array_equal(arrays["image"], pixels(12, 28, 28)[..., np.newaxis])
+    assert (arrays["label"].dtype, arrays["label"].tolist()) == (np.int64, [*range(10), 0, 1])
+
+
+def test_cifar10(cache, monkeypatch):
+    parts = [(pixels(count, 32, 32, 3), labels(count)[:, np.newaxis]) for count in (4, 3)]
+    monkeypatch.setattr(keras.datasets.cifar10, "load_data", lambda: parts)
+    arrays = keras_dataset("cifar10", "test").arrays
+    assert (arrays["image"].shape, arrays["label"].tolist()) == ((3, 32, 32, 3), [0, 1, 2])
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("name", "files"),
     [
-        (
-            {"name": "digit"},
-            ConfigError,
-            "images.name must be .*, got 'digit'.*Did you mean digits",
-        ),
-        ({"split": "tset"}, ConfigError, "images.split must be .*, got 'tset'.*Did you mean test"),
-        ({"image_shape": (28, 28, 1)}, DataError, r"\(8, 8, 1\), but image_shape is \(28, 28, 1\)"),
-        ({"num_classes": 9}, DataError, "has 10 classes, but num_classes is 9"),
-        ({"data_dir": "/data"}, ConfigError, "only imagenet is read from a directory; digits"),
-        ({"num_examples": 0}, ConfigError, "num_examples must be at least 1, .* got 0"),
-        ({"num_examples": 361}, DataError, "at most 360, the number of test images .* got 361"),
+        ("mnist", ["datasets/mnist.npz"]),
+        ("fashion_mnist", ["datasets/fashion-mnist/", "images-idx3", "ubyte.gz"]),
+        ("cifar10", ["cifar-10-batches-py-target_archive", "cifar-10-python.tar.gz"]),
     ],
 )
-def test_what_does_not_fit_is_refused(arguments, error, message):
+def test_without_files_or_network_it_says_what_to_put_where(cache, name, files):
+    with pytest.raises(DataError) as caught:
+        keras_dataset(name, "train")
+    for expected in (str(cache / "datasets"), f"keras.datasets.{name}", "not known", *files):
+        assert expected in str(caught.value)
+    assert not [path for path in cache.rglob("*") if path.is_file() and path.name != "ddl.lock"]
+
+
+def test_a_damaged_file_is_refused_and_left_alone(cache):
+    path = write_fashion_mnist(cache) / "t10k-images-idx3-ubyte.gz"
+    content = path.read_bytes()[:-9]
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"(?s)could not be read from Keras.*Remove damaged files"):
+        keras_dataset("fashion_mnist", "train")
+    assert path.read_bytes() == content
+
+
+def test_images_by_name(cache):
+    write_fashion_mnist(cache)
+    given = {"image_shape": (28, 28, 1), "num_classes": 10}
+    some = images("fashion_mnist", "train", num_examples=3, one_hot=True, **given).arrays
+    np.testing.assert_array_equal(some["image"][..., 0], pixels(12, 28, 28)[:3])
+    np.testing.assert_array_equal(some["label"], np.eye(10)[:3])
+    assert some["label"].dtype == np.float32
+    assert len(images("digits", "test", image_shape=[8, 8, 1], num_classes=10)) == 360
+
+
+def test_synthetic_images_are_learnable_and_their_splits_share_what_is_learned():
+    given = {"image_shape": (6, 6, 1), "num_classes": 3, "num_examples": 60}
+    train, test = (images("synthetic", split, **given).arrays for split in ("train", "test"))
+    means = np.stack([train["image"][train["label"] == n].mean(0) for n in range(3)])
+    distance = ((test["image"][:, np.newaxis] - means) ** 2).sum((2, 3, 4))
+    assert (distance.argmin(1) == test["label"]).mean() > 0.95
+    assert (train["label"] != test["label"]).any()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"name": "digit"}, ConfigError, "images.name must be 'digits'.*got 'digit'"),
+        ({"split": "trian"}, ConfigError, "images.split must be 'train' or 'test', got 'trian'"),
+        ({"image_shape": (9, 9, 1)}, DataError, r"\(8, 8, 1\), but .*image_shape \(9, 9, 1\)"),
+        ({"num_classes": 9}, DataError, "digits has 10 classes .*num_classes is 9"),
+        ({"num_examples": 0}, ConfigError, "must be at least 1, got .* and 0"),
+        ({"num_examples": 361}, DataError, "at most 360, the number of test images"),
+    ],
+)
+def test_images_that_are_refused(change, error, message):
+    given = {"name": "digits", "split": "test", "image_shape": (8, 8, 1), "num_classes": 10}
     with pytest.raises(error, match=message):
-        images(**{"name": "digits", "split": "test", **DIGITS, **arguments})
-
-
-def synthetic(split, **kwargs):
-    arguments = {"image_shape": (6, 5, 2), "num_classes": 4, "num_examples": 400, **kwargs}
-    return synthetic_images(split, **arguments)
-
-
-def test_synthetic_images_depend_on_seed_and_split_only():
-    x, y = synthetic("train")
-    assert (x.shape, x.dtype, y.dtype) == ((400, 6, 5, 2), np.uint8, np.int64)
-    assert set(y) == {0, 1, 2, 3}
-    np.testing.assert_array_equal(x, synthetic("train")[0])
-    assert (x != synthetic("train", seed=1)[0]).any()
-    assert (x != synthetic("test")[0]).any()
-    floats = synthetic("train", dtype="float32")[0]
-    assert floats.dtype == np.float32
-    assert 0 <= floats.min() < floats.max() <= 1
-    assert np.abs(floats * 255 - x).max() <= 1
-
-
-def test_fewer_synthetic_images_are_the_first_of_more(monkeypatch):
-    monkeypatch.setattr("ddl.data.synthetic._CHUNK_VALUES", 60 * 32)
-    x, y = synthetic("train")
-    fewer_x, fewer_y = synthetic("train", num_examples=77)
-    np.testing.assert_array_equal(fewer_x, x[:77])
-    np.testing.assert_array_equal(fewer_y, y[:77])
-
-
-def test_synthetic_classes_of_one_split_tell_those_of_the_other():
-    x, y = synthetic("train")
-    means = np.stack([x[y == c].mean(axis=0) for c in range(4)])
-    x, y = synthetic("test")
-    distances = ((x[:, np.newaxis] - means) ** 2).sum(axis=(2, 3, 4))
-    assert (distances.argmin(axis=1) == y).mean() > 0.95
-
-
-def test_synthetic_source_has_the_shape_asked_for():
-    source = images("synthetic", "test", image_shape=(3, 4, 1), num_classes=2)
-    assert source.features["image"].shape == (2048, 3, 4, 1)
-    with pytest.raises(
-        ConfigError, match="num_classes of the synthetic images must be at least 1, got 0"
-    ):
-        images("synthetic", "test", image_shape=(3, 4, 1), num_classes=0)
-
-
-def test_more_synthetic_data_than_memory():
-    with pytest.raises(ConfigError, match=r"num_examples .* need [\d,]+\.0 GB, but this machine"):
-        synthetic("train", num_examples=10**15)
-    with pytest.raises(ConfigError, match=r"need 4,000,000\.0 GB.* Set a smaller num_examples"):
-        synthetic_arrays({"x": ((), "float32")}, 10**15)
-
-
-def test_synthetic_arrays():
-    elements = {"tokens": ((7,), "int32"), "x": ((2, 2), "float64"), "b": ((), "bool")}
-    source = synthetic_arrays(elements, 9)
-    for name, (shape, dtype) in elements.items():
-        assert source.features[name].shape == (9, *shape)
-        assert source.features[name].dtype == dtype
-    more = synthetic_arrays({"id": ((50,), "int64"), **elements}, 9, below={"id": 10**6})
-    assert 10**5 < more.features["id"].max() < 10**6
-    with pytest.raises(ConfigError, match="below must give .* got 5 for 'x'. The features are to"):
-        synthetic_arrays(elements, 9, below={"x": 5})
-    with pytest.raises(ConfigError, match="'s' .* must be a float, integer or boolean, got U3"):
-        synthetic_arrays({"s": ((), "U3")}, 9)
+        images(**given | change)

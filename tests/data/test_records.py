@@ -1,342 +1,185 @@
+"""TFRecord and ArrayRecord files are read at any record, and damage is named with its place."""
+
 import os
-import threading
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from array_record.python.array_record_module import ArrayRecordWriter
 
-from ddl.data import BatchPipeline, RecordSource, decoded
-from ddl.data.checks import data_errors
+from ddl.data.records import array_records, tf_records
 from ddl.errors import ConfigError, DataError
+from tests.data.decoding import examples
 
-LENGTHS = (4, 0, 7)  # records of each file
-COUNT = sum(LENGTHS)
-
-
-def written(folder, options=None):
-    """Files of records of different lengths, which hold their number."""
-    files, number = [], 0
-    for place, length in enumerate(LENGTHS):
-        files.append(str(folder / f"part-{place}"))
-        with tf.io.TFRecordWriter(files[-1], options) as file:
-            for _ in range(length):
-                file.write(str(number).zfill(number + 2).encode())
-                number += 1
-    return files
+FEATURES = {
+    "image": tf.io.FixedLenFeature([], tf.string),
+    "label": tf.io.FixedLenFeature([], tf.int64),
+}
+COUNTS = (5, 0, 7)
 
 
-def decode(record, seed):
-    return {
-        "x": tf.strings.to_number(record, tf.int64),
-        "draw": tf.random.stateless_uniform([], seed),
+def example(number):
+    # Bytes that end with zeros are kept.
+    features = {
+        "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[bytes([number, 0])])),
+        "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[number])),
     }
+    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
 
 
-def taken(source, count, *, first=0, batch=4, seed=0, shuffle=True, rows=None):
-    batches = source.batches(batch, first, seed=seed, shuffle=shuffle, rows=rows).take(count)
-    return [{name: values.numpy() for name, values in each.items()} for each in batches]
+def write(path, records, kind="tf"):
+    is_tf = kind == "tf"
+    writer = tf.io.TFRecordWriter(path) if is_tf else ArrayRecordWriter(path, "group_size:1")
+    for record in records:
+        writer.write(record)
+    writer.close()
+    return path
 
 
-def test_unshuffled_they_come_in_the_files_order(tmp_path):
-    source = RecordSource(written(tmp_path), decode)
-    assert len(source) == COUNT
-    assert source.element_spec["x"] == tf.TensorSpec([], tf.int64, "x")
-    batches = taken(source, 3, shuffle=False)
-    assert [x for batch in batches for x in batch["x"]] == [*range(COUNT), 0]
-    assert [w for batch in batches for w in batch["weight"]] == [1] * COUNT + [0]
+@pytest.fixture(params=["tf", "array"])
+def reader(request):
+    return {"tf": tf_records, "array": array_records}[request.param]
 
 
-def test_each_epoch_has_each_record_once_in_an_order_of_its_own(tmp_path):
-    source = RecordSource(written(tmp_path), decode)
-    epochs = []
-    for first in (0, 3):
-        batches = taken(source, 3, first=first)
-        epochs.append([x for b in batches for x, w in zip(b["x"], b["weight"], strict=True) if w])
-    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(COUNT))
-    assert epochs[0] != epochs[1]
+@pytest.fixture
+def files(reader, tmp_path):
+    """Twelve examples in three files, one of which is empty."""
+    kind = "tf" if reader is tf_records else "array"
+    starts = np.cumsum([0, *COUNTS])
+    return [
+        write(str(tmp_path / f"{number}"), map(example, range(start, start + count)), kind)
+        for number, (start, count) in enumerate(zip(starts, COUNTS, strict=False))
+    ]
 
 
-def test_draws_follow_from_seed_epoch_and_example_alone(tmp_path):
-    source = RecordSource(written(tmp_path), decode)
-
-    def draws(batch, seed=0, first=0):
-        size = -(-COUNT // batch)
-        batches = taken(source, size, batch=batch, first=first * size, seed=seed)
-        return dict(
-            (int(x), float(d))
-            for b in batches
-            for x, d, w in zip(b["x"], b["draw"], b["weight"], strict=True)
-            if w
-        )
-
-    first = draws(4)
-    assert len(set(first.values())) == COUNT
-    assert draws(3) == first
-    for other in (draws(4, first=1), draws(4, seed=1)):
-        assert all(first[x] != other[x] for x in first)
+def test_records_of_several_files_are_read_in_any_order(reader, files):
+    source = reader(files)
+    order = [11, 0, 5, 4, 0, 6, 11]
+    records = source.rows(np.array(order))["record"]
+    assert len(source) == 12
+    assert records.tolist() == [example(number) for number in order]
+    assert source.items[-1] == {"record": example(11)}
+    assert list(source.files) == files
+    with pytest.raises(IndexError):
+        source.items[12]
 
 
-def test_any_batch_is_found_and_rows_of_it(tmp_path):
-    source = RecordSource(written(tmp_path), decode)
-    straight = taken(source, 7)
-    rows = np.array([3, 1])
-    for whole, part in zip(straight[4:], taken(source, 3, first=4, rows=rows), strict=True):
-        for name in whole:
-            np.testing.assert_array_equal(part[name], whole[name][rows], err_msg=name)
+def test_features_are_parsed(reader, files):
+    for features in (FEATURES, {name: tuple(feature) for name, feature in FEATURES.items()}):
+        source = reader(files, features)
+        assert source.element_spec["label"] == tf.TensorSpec([], tf.int64, "label")
+        assert [one["label"] for one in examples(source)] == list(range(12))
 
 
-@pytest.mark.parametrize("batch", [1, 7, 12, 32])
-def test_several_records_in_a_call_are_those_of_a_call_each(tmp_path, monkeypatch, batch):
-    traces = []
+def test_decode_gets_the_parsed_features_and_the_seed(reader, files):
+    def decode(item, seed):
+        pixels = tf.ensure_shape(tf.io.decode_raw(item["image"], tf.uint8), [2])
+        drawn = tf.random.stateless_uniform([], seed, 0, 1000, tf.int32)
+        return {"pixels": pixels, "drawn": drawn, "label": item["label"]}
 
-    def weighing(record, seed):
-        traces.append(record)
-        draw = tf.random.stateless_normal([3], seed)
-        return {"text": record, "draw": draw, "weight": tf.abs(draw[0])}
-
-    source = RecordSource(written(tmp_path), weighing)
-    several = source._decoded_at_once(batch)
-    assert several == {1: 1, 7: 7, 12: 12, 32: 16}[batch]
-    traces.clear()
-    found = taken(source, 4, batch=batch)
-    assert len(traces) == 1
-    monkeypatch.setattr(decoded, "_MOST_AT_ONCE", 1)
-    for ours, theirs in zip(found, taken(source, 4, batch=batch), strict=True):
-        assert ours.keys() == theirs.keys() == {"text", "draw", "weight"}
-        for name, values in theirs.items():
-            np.testing.assert_array_equal(ours[name], values, err_msg=name)
+    source = reader(files, FEATURES, decode)
+    (one,), (other,) = (examples(source, [7], seed) for seed in ((1, 2), (1, 3)))
+    assert one["pixels"].tolist() == [7, 0]
+    assert one["label"] == 7
+    assert one["drawn"] != other["drawn"]
 
 
-def test_large_records_have_a_call_each(tmp_path):
-    source = RecordSource(written(tmp_path), lambda record, seed: {"x": tf.zeros([256, 256])})
-    assert source._decoded_at_once(8) == 1
+def test_decode_takes_raw_records_without_features(reader, files):
+    source = reader(files, decode=lambda item, seed: {"length": tf.strings.length(item["record"])})
+    assert examples(source, [3]) == [{"length": len(example(3))}]
 
 
-def test_large_records_have_a_call_for_each_core(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
-    lock, most = threading.Lock(), []
-
-    def slow(record):
-        assert lock.acquire(blocking=False), "two calls at a time"
-        time.sleep(0.02)  # so that another call would begin
-        most.append(record)
-        lock.release()
-        return np.zeros([256, 256], np.float32)
-
-    def decoding(record, seed):
-        return {"x": tf.ensure_shape(tf.numpy_function(slow, [record], tf.float32), [256, 256])}
-
-    taken(RecordSource(written(tmp_path), decoding), 2)
-    assert len(most) >= 8
-
-
-class _Doubled(RecordSource):
-    def example(self, index, seed):
-        features = super().example(index, seed)
-        return {**features, "x": 2 * features["x"]}
-
-
-class _Exclaiming(RecordSource):
-    def record(self, index):
-        return super().record(index) + "0"
-
-
-@pytest.mark.parametrize(("kind", "factor"), [(_Doubled, 2), (_Exclaiming, 10)])
-def test_a_subclass_may_change_examples_or_records(tmp_path, kind, factor):
-    source = kind(written(tmp_path), decode)
-    assert source._records.blocks is not None
-    (batch,) = taken(source, 1, batch=COUNT, shuffle=False)
-    assert batch["x"].tolist() == [factor * number for number in range(COUNT)]
-
-
-def _in_a_branch(seed):
-    return tf.cond(seed[0] > 0, lambda: tf.random.uniform([]), lambda: 0.0)
-
-
-@pytest.mark.parametrize("batch", [1, 8])
-@pytest.mark.parametrize("draw", [lambda seed: tf.random.uniform([]), _in_a_branch])
-def test_draws_without_the_seed_are_refused(tmp_path, batch, draw):
-    """All examples of a call would have the same ones, and a resumed run others."""
-    source = RecordSource(written(tmp_path), lambda record, seed: {"draw": draw(seed)})
-    with pytest.raises(DataError, match=r"RecordSource must .* by the operation '.*' \(RandomUni"):
-        taken(source, 1, batch=batch)
-
-
-def test_only_the_rows_that_are_asked_for_are_read(tmp_path):
-    read = []
-
-    def note(text):
-        read.append(int(text))
-        return text
-
-    def noting(record, seed):
-        noted = tf.ensure_shape(tf.numpy_function(note, [record], tf.string), [])
-        return {"x": tf.strings.to_number(noted)}
-
-    source = RecordSource(written(tmp_path), noting)
-    taken(source, 2, batch=4, shuffle=False, rows=np.array([1, 3]))
-    # Threads may have read ahead, but never another worker's rows.
-    assert {1, 3, 5, 7} <= set(read)
-    epoch = [row for row in range(12) if row % 4 in (1, 3)]
-    assert set(read) <= {row % COUNT for row in epoch}
-
-
-def test_fewer_than_all_are_the_first(tmp_path):
-    source = RecordSource(written(tmp_path), decode, num_examples=5)
-    assert sorted(x for b in taken(source, 5, batch=1) for x in b["x"]) == list(range(5))
-    with pytest.raises(DataError, match="at most 11, the number of records in the 3 files, got 12"):
-        RecordSource(written(tmp_path), decode, num_examples=12)
-
-
-@pytest.mark.parametrize("number", [0, -1])
-def test_numbers_that_cannot_be_are_told(tmp_path, number):
-    with pytest.raises(DataError, match=f"num_examples must be at least 1, .* got {number}"):
-        RecordSource(written(tmp_path), decode, num_examples=number)
-
-
-def test_an_empty_list_of_files_is_told():
-    with pytest.raises(DataError, match="files is empty"):
-        RecordSource([], decode, num_examples=5)
-
-
-def test_as_data_of_a_pipeline(tmp_path, strategy):
-    source = RecordSource(written(tmp_path), decode)
-    pipeline = BatchPipeline(source, 4, seed=3)
-    expected = taken(source, 1, first=5, seed=3)[0]["x"]
-    batch = pipeline.next_batch(pipeline.iterator(strategy, 5), strategy, tf.constant(5, tf.int64))
-    examples = strategy.run(pipeline.examples, args=(batch,))
-    got = [x for part in strategy.experimental_local_results(examples["x"]) for x in part.numpy()]
-    np.testing.assert_array_equal(got, expected)
-
-
-def text(file):
-    file.write_bytes(b"image,label\n" * 9)
-
-
-def missing(file):
-    file.unlink()
+def test_several_threads_read_at_once(reader, files):
+    """tf.data calls `rows` from its threads."""
+    source = reader(files)
+    rows = tf.data.Dataset.range(600).map(
+        lambda number: tf.numpy_function(
+            lambda index: source.rows(index[np.newaxis])["record"], [number % 12], tf.string
+        ),
+        num_parallel_calls=8,
+    )
+    assert [row.item() for row in rows.as_numpy_iterator()] == [example(n % 12) for n in range(600)]
 
 
 @pytest.mark.parametrize(
-    ("end", "told"),
-    [
-        (-3, "begins at byte 147 would end at byte 175 or later, but the file has 172"),
-        (-20, "begins at byte 147 would end at byte 163 or later, but the file has 155"),
-    ],
-)
-def test_the_record_that_is_cut_is_told(tmp_path, end, told):
-    files = written(tmp_path)
-    whole = (tmp_path / "part-2").read_bytes()
-    (tmp_path / "part-2").write_bytes(whole[:end])
-    with pytest.raises(DataError, match=told):
-        RecordSource(files, decode)
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (text, "truncated, compressed, or not a TFRecord file.* Copy it again, or decompress it"),
-        (missing, "could not be read: .* Check the path"),
-    ],
-)
-def test_files_that_are_none_are_told(tmp_path, damage, message):
-    files = written(tmp_path)
-    damage(tmp_path / "part-2")
-    with pytest.raises(DataError, match=message) as told:
-        RecordSource(files, decode)
-    assert files[2] in str(told.value)
-
-
-def test_compressed_files_are_told(tmp_path):
-    files = written(tmp_path, tf.io.TFRecordOptions(compression_type="GZIP"))
-    with pytest.raises(DataError, match="compressed"):
-        RecordSource(files, decode)
-
-
-def test_one_compressed_file_among_others_is_named(tmp_path):
-    files = written(tmp_path)
-    (tmp_path / "gz").mkdir()
-    other = written(tmp_path / "gz", tf.io.TFRecordOptions(compression_type="GZIP"))[2]
-    with pytest.raises(DataError, match="gz/part-2 is truncated, compressed, or not"):
-        RecordSource([*files, other], decode)
-
-
-def test_no_records_are_told(tmp_path):
-    with pytest.raises(DataError, match="contain no records"):
-        RecordSource(written(tmp_path)[1:2], decode)
-
-
-def test_a_damaged_record_stops_the_step(tmp_path):
-    files = written(tmp_path)
-    data = bytearray((tmp_path / "part-0").read_bytes())
-    data[12] ^= 1  # of the first record's text
-    (tmp_path / "part-0").write_bytes(data)
-    with pytest.raises(DataError, match="part-0 is damaged.*ddl.data.skip_damaged"), data_errors():
-        taken(RecordSource(files, decode), 3, shuffle=False)
-
-
-def test_a_large_record_that_is_damaged_is_named(tmp_path):
-    """TensorFlow reads the largest records one by one."""
-    file = tmp_path / "large"
-    with tf.io.TFRecordWriter(str(file)) as writer:
-        for number in range(3):
-            writer.write(str(number).zfill(300_000).encode())
-    content = bytearray(file.read_bytes())
-    content[300_016 + 9_000] ^= 1  # in the middle of the second
-    file.write_bytes(content)
-    source = RecordSource([str(file)], decode)
-    named = r"cannot be read is the record at byte 300,016 of .*/large\."
-    with pytest.raises(DataError, match=named), data_errors(source):
-        taken(source, 1, batch=3)
-
-
-def test_a_file_that_goes_away_stops_the_step(tmp_path):
-    source = RecordSource(written(tmp_path), decode)
-    (tmp_path / "part-2").unlink()
-    with pytest.raises(DataError, match="part-2"), data_errors():
-        taken(source, 3, shuffle=False)
-
-
-def test_features_without_a_static_shape_are_told(tmp_path):
-    def decode_any(record, seed):
-        return {"x": tf.io.decode_raw(record, tf.uint8)}
-
-    with pytest.raises(DataError, match="same static shape in all examples, got .None,.. Pad"):
-        RecordSource(written(tmp_path), decode_any)
-
-    def decode_sparse(record, seed):
-        return {"x": tf.sparse.from_dense(tf.io.decode_raw(record, tf.uint8))}
-
-    with pytest.raises(DataError, match="got a sparse tensor, as tf.io.VarLenFeature gives"):
-        RecordSource(written(tmp_path), decode_sparse)
-
-
-@pytest.mark.parametrize(
-    ("decode", "message"),
+    ("features", "message"),
     [
         (
-            lambda record: {"x": record},
-            r"RecordSource.decode must be a function of \(record, seed\), got "
-            r".*test_records.py:\d+: <lambda>\(record\)\. Change its arguments",
+            {"labels": FEATURES["label"]},
+            r"fit record 0 of .*labels.*holds image \(bytes_list\), la",
         ),
-        ("decode", r"must be a function of \(record, seed\), got 'decode'"),
-        (
-            lambda record, seed: (record, seed),
-            r"must return a dict of features by name, got tuple from .*test_records.py:\d+: <lam",
-        ),
+        ({"label": tf.io.FixedLenFeature([2], tf.int64)}, "fit record 0 of .*label"),
+        ({"label": 5}, "fit record 0 of .*Unsupported int 5"),
+        ({"label": ([],)}, "fit record 0 of .*'dtype'"),
+        ({"label": tf.io.VarLenFeature(tf.int64)}, "'label' of .* is a sparse tensor"),
     ],
 )
-def test_refuses_other_functions(tmp_path, decode, message):
-    with pytest.raises((ConfigError, DataError), match=message):
-        RecordSource(written(tmp_path), decode)
-
-
-@pytest.mark.parametrize("kind", [str, Path, os.fsencode])
-def test_one_path_is_not_read_letter_by_letter(tmp_path, kind):
-    file = written(tmp_path)[0]
-    message = rf"must be a list of paths, got the single path '{file}'. Pass \['{file}'\]"
+def test_features_that_do_not_fit_are_refused_at_the_start(reader, files, features, message):
     with pytest.raises(DataError, match=message):
-        RecordSource(kind(file), decode)
-    assert len(RecordSource([kind(file)], decode)) == LENGTHS[0]
+        reader(files, features)
+
+
+def test_messages_name_the_users_decode(reader, files):
+    def crops(item, seed):
+        return {"label": item["label"] + tf.random.uniform([], 0, 5, tf.int64)}
+
+    with pytest.raises(DataError, match=r"test_records\.py:\d+: crops draws random numbers"):
+        reader(files, FEATURES, crops)
+    with pytest.raises(ConfigError, match=r"\(item, seed\), got .*test_records\.py"):
+        reader(files, FEATURES, lambda item: item)
+
+
+def test_a_record_of_another_form_is_named(tmp_path):
+    records = [example(0), example(1), tf.train.Example().SerializeToString()]
+    source = tf_records(write(str(tmp_path / "a"), records), FEATURES)
+    found = source.undecodable(np.array([1, 0, 2]))
+    assert "record 2 of" in str(found)
+    assert str(found).endswith("is required but could not be found. Correct or remove it.")
+    assert source.undecodable(np.array([0, 1])) is None
+
+
+def test_a_damaged_record_is_named_and_the_others_are_read(reader, tmp_path):
+    records = [os.urandom(5000) for _ in range(12)]
+    kind = "tf" if reader is tf_records else "array"
+    other = write(str(tmp_path / "a"), records[:2], kind)
+    path = write(str(tmp_path / "b"), records, kind)
+    content = bytearray(Path(path).read_bytes())
+    content[content.index(records[7]) + 2500] ^= 1
+    Path(path).write_bytes(content)
+    source = reader([other, path])
+    with pytest.raises(DataError, match=r"ecord 7 of .*/b.*\. Copy or write"):
+        source.rows(np.arange(14))
+    assert source.rows(np.array([8, 10]))["record"].tolist() == [records[6], records[8]]
+
+
+@pytest.mark.parametrize("left", [200, 3])
+def test_a_truncated_file_is_named(tmp_path, left):
+    path = write(str(tmp_path / "a"), [bytes(100)] * 9)
+    os.truncate(path, 116 + left)
+    record = 1 + left // 116
+    with pytest.raises(DataError, match=rf"{path} is truncated: record {record} would end at byte"):
+        tf_records(path)
+
+
+def test_a_file_that_shrinks_later_is_named(tmp_path):
+    path = write(str(tmp_path / "a"), [bytes(100)] * 3)
+    source = tf_records(path)
+    os.truncate(path, 200)
+    with pytest.raises(DataError, match="checksum of record 1 of .*file has changed"):
+        source.rows(np.arange(2))
+    os.remove(path)
+    with pytest.raises(DataError, match=rf"No such file.*{path}"):
+        source.rows(np.arange(2))
+
+
+def test_files_of_another_format_or_without_records_are_refused(tmp_path):
+    path = str(tmp_path / "a")
+    with tf.io.TFRecordWriter(path, "GZIP") as writer:
+        writer.write(bytes(1000))
+    with pytest.raises(DataError, match=f"{path} is compressed, damaged, or not a TFRecord file"):
+        tf_records(path)
+    with pytest.raises(DataError, match=f"{path} is truncated, or not an ArrayRecord file"):
+        array_records(path)
+    with pytest.raises(DataError, match="TFRecords must have at least one example"):
+        tf_records(write(str(tmp_path / "empty"), []), FEATURES)

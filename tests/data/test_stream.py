@@ -1,439 +1,322 @@
-from unittest import mock
+"""A user's pipeline as it is: every form gives the batches of the same examples."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from absl import logging
 
-from ddl.data import ArraySource, BatchPipeline, StreamSource, as_source, batched, stream
-from ddl.data.checks import data_errors
-from ddl.data.conversion import sources_by_name
-from ddl.data.source import checked_element_spec
+from ddl.data.stream import stream
 from ddl.errors import ConfigError, DataError
-from ddl.precision import set_numerics
-from tests.data.host_batches import host_dataset
+
+N = 11
+X = np.arange(2 * N, dtype=np.float32).reshape(N, 2)
+Y = np.arange(N)
 
 
-def numbers(count):
-    return tf.data.Dataset.range(count).map(lambda x: {"x": x})
+def examples(count=N):
+    return tf.data.Dataset.from_tensor_slices((X[:count], Y[:count]))
 
 
-def taken(batches, count):
-    return [(b["x"].numpy().tolist(), b["weight"].numpy().tolist()) for b in batches.take(count)]
+def one_by_one():
+    yield from zip(X, Y, strict=True)
 
 
-def test_each_epoch_is_padded_with_its_own_examples_at_weight_0():
-    batches = host_dataset(BatchPipeline(StreamSource(numbers(5)), 3, shuffle=False))
-    assert batches.element_spec["x"].shape == [3]
-    assert taken(batches, 3) == [
-        ([0, 1, 2], [1, 1, 1]),
-        ([3, 4, 3], [1, 1, 0]),
-        ([0, 1, 2], [1, 1, 1]),
-    ]
+def in_fours():
+    for start in range(0, N, 4):
+        yield {"image": X[start : start + 4], "label": Y[start : start + 4]}
 
 
-def test_more_rows_than_examples():
-    assert taken(host_dataset(BatchPipeline(StreamSource(numbers(2)), 5, shuffle=False)), 1) == [
-        ([0, 1, 0, 1, 0], [1, 1, 0, 0, 0])
-    ]
+class Batches(keras.utils.PyDataset):
+    """Batches of 3, which the end of an epoch shifts by 100."""
+
+    shift = 0
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, number):
+        rows = slice(3 * number, 3 * number + 3)
+        return X[rows] + self.shift, Y[rows] + self.shift
+
+    def on_epoch_end(self):
+        self.shift += 100
 
 
-@pytest.mark.parametrize("of_epoch", [False, True])
-def test_going_on_skips_into_the_epoch(of_epoch):
-    def shuffled(epoch):
-        return numbers(10).shuffle(10, seed=epoch)
-
-    set_numerics("float32", seed=0)  # TensorFlow's own global seed must not become 0 by it
-    source = StreamSource(shuffled if of_epoch else numbers(10))
-    pipeline = BatchPipeline(source, 4, shuffle=False)
-    whole = taken(host_dataset(pipeline), 9)
-    for start in (1, 3, 5):
-        assert taken(host_dataset(pipeline, start), 9 - start) == whole[start:]
-    orders = [[x for rows, _ in whole[i : i + 3] for x in rows][:10] for i in (0, 3, 6)]
-    assert all(sorted(order) == list(range(10)) for order in orders)
-    assert (orders[0] != orders[1]) == of_epoch
+def labels(data, size, first=0, count=6, rows=None):
+    """Returns the labels of batches, with -1 for padding."""
+    found = stream(data) if not hasattr(data, "batches") else data
+    batches = found.batches(size, first, rows)
+    assert batches.cardinality() == tf.data.INFINITE_CARDINALITY
+    assert all(spec.shape.is_fully_defined() for spec in batches.element_spec.values())
+    read = list(batches.take(count).as_numpy_iterator())
+    return [np.where(one["weight"] > 0, one["label"], -1).tolist() for one in read]
 
 
-def test_weights_of_examples_count():
-    data = tf.data.Dataset.from_tensor_slices(
-        {"x": np.arange(3), "weight": np.array([0.5, 2.0, 3.0])}
+PASS = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, -1]]
+KNOWN = {
+    "examples": examples,
+    "batches": lambda: examples().batch(3),
+    "batches of no rest": lambda: examples().batch(11, drop_remainder=True),
+    "padded batches": lambda: examples().padded_batch(5).map(lambda x, y: (x, y)).prefetch(2),
+    "batches whose shape is given later": lambda: (
+        examples()
+        .batch(11)
+        .map(lambda x, y: (tf.ensure_shape(x, [11, 2]), y))
+        .map(lambda x, y: (x, tf.ensure_shape(y, [11])))
+    ),
+    "a function": lambda: lambda: examples().batch(2),
+    "a PyDataset": lambda: type("Still", (Batches,), {"on_epoch_end": lambda self: None})(),
+}
+UNKNOWN = {
+    "filtered": lambda: examples().filter(lambda x, y: True),
+    "filtered batches": lambda: examples().batch(3).filter(lambda x, y: True),
+    "batches again": lambda: examples().batch(3).rebatch(2),
+    "a choice among batches": lambda: tf.data.Dataset.choose_from_datasets(
+        [examples().batch(4), examples().batch(4)],
+        tf.data.Dataset.from_tensors(np.int64(1)).repeat(3),
+    ),
+    "batches of from_generator": lambda: tf.data.Dataset.from_generator(
+        in_fours,
+        output_signature={
+            "image": tf.TensorSpec([None, 2]),
+            "label": tf.TensorSpec([None], tf.int64),
+        },
+    ),
+    "a generator": lambda: one_by_one,
+    "a generator of batches": lambda: stream(in_fours, batched=True),
+}
+
+
+@pytest.mark.parametrize("make", [*KNOWN.values(), *UNKNOWN.values()], ids=[*KNOWN, *UNKNOWN])
+def test_each_pass_holds_each_example_once_in_order(make):
+    found = make()
+    found = found if hasattr(found, "batches") else stream(found)
+    assert {name: (spec.shape, spec.dtype) for name, spec in found.element_spec.items()} == {
+        "image": ([2], tf.float32),
+        "label": ([], tf.int64),
+    }
+    assert labels(found, 4) == PASS + PASS
+    assert not found.is_endless
+    assert found.is_repeatable
+
+
+@pytest.mark.parametrize("make", KNOWN.values(), ids=KNOWN)
+def test_a_length_that_tf_data_or_keras_know_is_not_counted(make):
+    assert stream(make()).num_examples == N
+
+
+@pytest.mark.parametrize("make", UNKNOWN.values(), ids=UNKNOWN)
+def test_an_unknown_length_is_counted(make):
+    found = make()
+    found = found if hasattr(found, "batches") else stream(found)
+    assert found.num_examples is None
+    assert found.count() == found.num_examples == N
+    assert labels(found, 4) == PASS + PASS
+
+
+def epochs(epoch):
+    return examples().map(lambda x, y: (x, y + 100 * epoch))
+
+
+def generated(epoch):
+    assert isinstance(epoch, int)
+    return ({"label": y + 100 * epoch} for y in Y)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: epochs, lambda: generated, Batches, lambda: examples().repeat(3)]
+)
+@pytest.mark.parametrize("first", [1, 4, 7])
+def test_a_run_resumes_at_any_batch(make, first):
+    whole = labels(make(), 4, 0, first + 3)
+    assert labels(make(), 4, first, 3) == whole[first:]
+
+
+def test_a_function_of_the_epoch_makes_each_pass():
+    for make in (epochs, generated, Batches()):
+        second = [[100, 101, 102, 103], [104, 105, 106, 107], [108, 109, 110, -1]]
+        assert labels(make, 4) == PASS + second
+
+
+def test_whole_passes_are_not_read_again():
+    made = []
+
+    def counted(epoch):
+        made.append(epoch)
+        return epochs(epoch)
+
+    found = stream(counted)
+    made.clear()
+    assert labels(found, 4, 3 * 1000 + 1, 1) == [[100_004, 100_005, 100_006, 100_007]]
+    assert made == [1000]
+
+
+def test_endless_data_are_never_padded():
+    for data in (examples().repeat(), examples().batch(3).repeat()):
+        found = stream(data)
+        assert found.is_endless
+        assert found.num_examples is None
+        assert labels(found, 4, 2, 2) == [[8, 9, 10, 0], [1, 2, 3, 4]]
+        with pytest.raises(DataError, match="has no end.*TRAIN_STEPS.*length="):
+            found.count()
+
+
+def test_an_endless_py_dataset():
+    class Endless(Batches):
+        num_batches = None
+
+        def __getitem__(self, number):
+            return X[:3], Y[:3] + 3 * number
+
+    found = stream(Endless())
+    assert found.is_endless
+    assert labels(found, 4, 1, 2) == [[4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+@pytest.mark.parametrize("data", [examples().repeat(), examples().batch(3).repeat(), one_by_one])
+def test_a_given_length_ends_each_pass(data):
+    found = stream(data, length=5)
+    assert found.count() == 5
+    assert labels(found, 4, 0, 3) == [[0, 1, 2, 3], [4, -1, -1, -1], [0, 1, 2, 3]]
+
+
+def test_workers_keep_their_rows():
+    rows = np.array([3, 0])
+    assert labels(examples().batch(3), 4, 1, 3, rows) == [[7, 4], [-1, 8], [3, 0]]
+
+
+def test_weights_are_the_users_and_zero_for_padding():
+    data = tf.data.Dataset.from_tensor_slices((X[:3], Y[:3], np.float64([0.5, 2, 3])))
+    (batch,) = stream(data).batches(5, 0).take(1)
+    assert batch["weight"].dtype == tf.float32
+    np.testing.assert_array_equal(batch["weight"], [0.5, 2, 3, 0, 0])
+    np.testing.assert_array_equal(batch["image"], X[[0, 1, 2, 0, 1]])
+
+
+def test_text_and_ragged_tensors_of_one_length_are_dense():
+    ragged = tf.RaggedTensor.from_row_lengths([1, 2, 3, 4], [2, 2])
+    ragged = tf.data.Dataset.from_tensor_slices({"token": ragged, "text": ["a\0", "b"]}).map(
+        lambda one: {**one, "token": tf.ensure_shape(one["token"], [2])}
     )
-    pipeline = BatchPipeline(StreamSource(data), 2, shuffle=False)
-    assert not pipeline.always_full
-    assert taken(host_dataset(pipeline), 2) == [([0, 1], [0.5, 2]), ([2, 2], [3, 0])]
+    (batch,) = stream(ragged.ragged_batch(2)).batches(3, 0).take(1)
+    np.testing.assert_array_equal(batch["token"], [[1, 2], [3, 4], [1, 2]])
+    assert batch["text"].numpy().tolist() == [b"a\0", b"b", b"a\0"]
 
 
-def test_a_stream_that_ends_early_is_an_error_and_not_a_short_epoch():
-    source = StreamSource(numbers(10).filter(lambda e: e["x"] < 5), num_examples=8)
-    for shuffle in (False, True):
-        with pytest.raises(tf.errors.OpError, match="expected to contain 8 elements"):
-            taken(host_dataset(BatchPipeline(source, 4, shuffle=shuffle)), 3)
+def test_windows_are_examples_if_the_user_says_so():
+    windows = tf.data.Dataset.range(12).batch(3, drop_remainder=True).map(lambda w: {"x": w})
+    assert stream(windows, batched=False).element_spec["x"].shape == [3]
+    assert stream(windows).num_examples == 12
+    split = tf.data.Dataset.range(12).batch(3, drop_remainder=True).map(lambda w: (w[:2], w[2]))
+    assert stream(split).element_spec["image"].shape == [2]
 
 
-def test_endless_streams_have_epochs_of_the_given_length():
-    assert (
-        taken(
-            host_dataset(BatchPipeline(StreamSource(numbers(4).repeat(), 3), 3, shuffle=False)), 2
-        )
-        == [([0, 1, 2], [1, 1, 1])] * 2
-    )
+def test_arrays_that_a_generator_fills_anew_are_copied():
+    def filled():
+        array = np.zeros(1)
+        for label in Y:
+            array[:] = label
+            yield {"x": array, "label": label}
+
+    (batch,) = stream(filled).batches(N, 0).take(1)
+    np.testing.assert_array_equal(batch["x"][:, 0], Y)
 
 
-def epochs(source, count=1, batch=10, **arguments):
-    """The examples of some epochs in the order in which training sees them."""
-    pipeline = BatchPipeline(source, batch, **arguments)
-    batches = taken(host_dataset(pipeline), count * pipeline.steps_per_epoch)
-    seen = [x for rows, weights in batches for x, w in zip(rows, weights, strict=True) if w]
-    return np.array(seen).reshape(count, -1)
+def test_one_note_tells_of_data_that_differ_from_read_to_read(caplog):
+    tf.random.set_seed(None)
+    for data, differs in (
+        (examples().shuffle(N), True),
+        (lambda: examples().shuffle(N, seed=1), False),
+        (examples().map(lambda x, y: (x + tf.random.normal([2]), y)), True),
+    ):
+        caplog.clear()
+        assert stream(data).is_repeatable != differs
+        assert [("differ" in one.message) for one in caplog.records] == [True] * differs
 
 
-def test_each_epoch_is_shuffled_whole_by_seed_and_epoch():
-    orders = [*epochs(StreamSource(numbers(1000)), 3), *epochs(StreamSource(numbers(1000)), seed=1)]
-    orders.append(np.arange(1000))
-    for i, first in enumerate(orders):
-        assert sorted(first) == list(range(1000))
-        for second in orders[i + 1 :]:
-            assert abs(np.corrcoef(first, second)[0, 1]) < 0.15
-            assert np.count_nonzero(first == second) < 12
+def test_only_python_of_the_users_runs_python():
+    assert not stream(examples().batch(2)).runs_python
+    assert stream(epochs).runs_python
 
 
-def test_data_sorted_by_class_come_mixed():
-    labels = np.repeat(np.arange(10), 50)
-    source = StreamSource(tf.data.Dataset.from_tensor_slices({"x": labels}))
-    first = epochs(source)[0][:100]
-    assert (np.bincount(first, minlength=10) > 2).all()
+def test_skipping_is_told(caplog, capfd, monkeypatch):
+    found = stream(examples().repeat())
+    monkeypatch.setattr("ddl.data.stream._SECONDS", 0.0)
+    with caplog.at_level("INFO"):
+        labels(found, 4, 1000, 1)
+    assert "Skipping 4,000 examples of the tf.data.Dataset" in caplog.text.replace("The", "the")
+    assert "Skipped 400 of 4000 examples of" in capfd.readouterr().err
 
 
-def test_the_order_depends_on_no_seed_of_tensorflow():
-    def of_epoch(epoch):
-        return numbers(50)
-
-    expected = epochs(StreamSource(numbers(50)), 2)
-    try:
-        for seed in (0, 1, 77):
-            tf.random.set_seed(seed)
-            for dataset in (numbers(50), of_epoch):
-                np.testing.assert_array_equal(epochs(StreamSource(dataset, 50), 2), expected)
-    finally:
-        set_numerics("float32", seed=0)
+def ragged():
+    return (tf.range(n) for n in (2, 3))
 
 
-def test_the_shuffled_order_never_changes():
-    # Checkpoints of earlier versions count on these very numbers.
-    assert epochs(StreamSource(numbers(10)), 2, seed=3).tolist() == IN_ONE
-    in_shards = taken(StreamSource(shard, SHARDS).batches(8, 0, seed=3, shuffle=True), 2)
-    assert [rows for rows, _ in in_shards] == IN_SHARDS
+WRONG = {
+    "empty": (lambda: examples().take(0), "at least 1 examples, got 0"),
+    "nothing passes the filter": (lambda: examples().filter(lambda x, y: False), "got none"),
+    "an empty generator": (lambda: lambda: iter(()), "<lambda> must have at least one example"),
+    "an iterator": (lambda: one_by_one(), "got generator. Pass the function"),
+    "a number": (lambda: 3, "got int"),
+    "a function of something else": (lambda: lambda split: examples(), "argument epoch"),
+    "text labels": (lambda: examples().map(lambda x, y: (x, "cat")), "'label' .* is text"),
+    "tokens of any length": (
+        lambda: tf.data.Dataset.from_generator(ragged, output_signature=tf.TensorSpec([None])).map(
+            lambda t: {"token": t}
+        ),
+        "may be a batch.*batched=True",
+    ),
+    "padded to the longest of a batch": (
+        lambda: examples().map(lambda x, y: {"t": tf.range(y)}).padded_batch(3),
+        "one static shape.*Pad all to one length.*pack",
+    ),
+    "single numbers": (lambda: tf.data.Dataset.range(3), "dict of features"),
+    "a weight with a shape": (lambda: examples().map(lambda x, y: (x, y, x)), "'weight'"),
+    "lengths that vary": (
+        lambda: lambda: ({"x": np.zeros(n)} for n in (2, 2, 3)),
+        r"Element 2 of .*test_stream.py:\d+: <lambda> must be as element 0.*\(3,\)",
+    ),
+    "a generator that fails": (
+        lambda: lambda: ({"x": 1 // n} for n in (1, 0)),
+        r"ZeroDivisionError.*test_stream.py:\d+\)",
+    ),
+    "a file that is missing": (
+        lambda: tf.data.TextLineDataset("/no/file").map(lambda t: {"x": t}),
+        "could not be read.*/no/file",
+    ),
+}
 
 
-@pytest.mark.parametrize("buffer", [None, 3, 1])
-@pytest.mark.parametrize("shards", [False, True])
-def test_resuming_a_shuffled_epoch_gives_the_same_batches(buffer, shards):
-    given = (shard, SHARDS) if shards else (numbers(14),)
-    pipeline = BatchPipeline(StreamSource(*given, shuffle_buffer=buffer), 8, seed=5)
-    whole = taken(host_dataset(pipeline), 6)
-    for start in (1, 3):
-        assert taken(host_dataset(pipeline, start), 6 - start) == whole[start:]
-    steps = pipeline.steps_per_epoch
-    for first in range(0, 6, steps):
-        epoch = whole[first : first + steps]
-        seen = [x % 1000 for batch in epoch for x, w in zip(*batch, strict=True) if w]
-        all_of_them = [100 * s + i for s, n in enumerate(SHARDS) for i in range(n)]
-        assert sorted(seen) == (all_of_them if shards else list(range(14)))
+@pytest.mark.parametrize(("make", "told"), WRONG.values(), ids=WRONG)
+def test_wrong_data_are_refused_at_the_start(make, told):
+    with pytest.raises((DataError, ConfigError), match=told):
+        stream(make())
 
 
-def test_the_last_batch_of_a_shuffled_epoch_is_padded_with_its_own_examples():
-    for rows, weights in taken(host_dataset(BatchPipeline(StreamSource(numbers(5)), 3)), 6)[1::2]:
-        assert weights == [1, 1, 0]
-        assert rows[2] == rows[0]
-
-
-def test_shards_are_shuffled_each_in_its_own_order():
-    def shard(epoch, number):
-        return numbers(100)
-
-    both = BatchPipeline(StreamSource(shard, [100, 100]), 200, seed=2)
-    ((rows, _),) = taken(host_dataset(both), 1)
-    assert sorted(rows[:100]) == sorted(rows[100:]) == list(range(100))
-    assert np.count_nonzero(np.array(rows[:100]) == rows[100:]) < 8
-
-
-@pytest.fixture
-def warnings(monkeypatch):
-    found = []
-    monkeypatch.setattr(logging, "warning", lambda text, *args: found.append(text % args))
-    return found
-
-
-def test_a_small_buffer_shuffles_within_its_size_and_says_so(warnings):
-    source = StreamSource(numbers(100), shuffle_buffer=20)
-    assert not warnings
-    (order,) = epochs(source)
-    assert sorted(order) == list(range(100))
-    assert (order <= np.arange(100) + 19).all()
-    assert (order != np.arange(100)).any()
-    (warning,) = warnings
-    assert "shuffles within 20 of 100 examples." in warning
-    epochs(source)
-    assert len(warnings) == 1
-    epochs(StreamSource(shard, SHARDS, shuffle_buffer=4), batch=8)
-    assert "within 4 of 5 examples in each of 4 shards" in warnings[1]
-
-
-def test_no_warning_where_an_epoch_is_shuffled_whole_or_not_at_all(warnings):
-    for buffer in (None, 100, 1000, 1):
-        epochs(StreamSource(numbers(100), shuffle_buffer=buffer))
-    epochs(StreamSource(numbers(100), shuffle_buffer=20), shuffle=False)
-    assert not warnings
-
-
-def test_the_buffer_is_as_large_as_memory_allows(monkeypatch, warnings):
-    # 10 shards of examples of 1,000 + 8 bytes in two tensors.
-    monkeypatch.setattr(stream, "_SHUFFLED_BYTES", 10 * 20 * (1008 + 2 * 128))
-
-    def shard(epoch, number):
-        return numbers(30).map(lambda e: {**e, "image": tf.zeros([10, 100], tf.uint8)})
-
-    source = StreamSource(shard, [30] * 10)
-    taken(source.batches(10, 0, seed=0, shuffle=True), 1)
-    assert "within 20 of 30 examples in each of 10 shards" in warnings[0]
-    huge = StreamSource(numbers(3).map(lambda e: {"x": tf.zeros([10**6])}))
-    assert len(taken(host_dataset(BatchPipeline(huge, 1)), 3)) == 3
-
-
-def test_what_shuffles_itself_may_be_shuffled_again():
-    def shuffled(epoch):
-        return numbers(50).shuffle(50, seed=epoch)
-
-    set_numerics("float32", seed=0)
-    (order,) = epochs(StreamSource(shuffled))
-    assert sorted(order) == list(range(50))
-
-
-def test_a_buffer_of_nothing_is_refused():
-    with pytest.raises(ConfigError, match="shuffle_buffer must be at least 1, got 0"):
-        StreamSource(numbers(4), shuffle_buffer=0)
-
-
-SHARDS = [5, 3, 4, 2]
-
-
-def shard(epoch, number):
-    """Numbers that say from which shard they are, and which epoch."""
-    first = 100 * number + 1000 * epoch
-    return tf.data.Dataset.range(first, first + SHARDS[number]).map(lambda x: {"x": x})
-
-
-def test_shards_give_equal_parts_of_each_batch():
-    pipeline = BatchPipeline(StreamSource(shard, SHARDS), 8, shuffle=False)
-    assert (pipeline.num_examples, pipeline.steps_per_epoch) == (14, 3)
-    assert not pipeline.always_full
-    assert taken(host_dataset(pipeline), 4) == [
-        ([0, 1, 100, 101, 200, 201, 300, 301], [1] * 8),
-        ([2, 3, 102, 102, 202, 203, 300, 301], [1, 1, 1, 0, 1, 1, 0, 0]),
-        ([4, 4, 100, 101, 200, 201, 300, 301], [1, 0, 0, 0, 0, 0, 0, 0]),
-        ([1000, 1001, 1100, 1101, 1200, 1201, 1300, 1301], [1] * 8),
-    ]
-    whole = taken(host_dataset(pipeline), 9)
-    for start in (1, 4, 5):
-        assert taken(host_dataset(pipeline, start), 9 - start) == whole[start:]
+@pytest.mark.parametrize("length", [0, 12])
+def test_a_length_that_the_data_do_not_have(length):
+    with pytest.raises(DataError, match="at least"):
+        stream(examples(), length=length)
 
 
 @pytest.mark.parametrize(
-    ("rows", "opened"),
+    ("data", "length", "told"),
     [
-        ([0, 1, 2, 3], {0, 1}),
-        ([4, 5, 6, 7], {2, 3}),
-        ([3], {1}),
-        ([1, 6, 5, 0], {0, 2, 3}),
+        (one_by_one, 13, "must have 13 examples in each pass, got 11"),
+        (lambda epoch: examples(N - 8 * epoch), None, "must have 11 examples in each pass, got 3"),
+        (lambda epoch: examples(4 + epoch), None, "must have 4 examples in each pass, got 5"),
+        (lambda epoch: iter(one_by_one()) if epoch == 0 else (), None, "at least 1 ex.* got 0"),
+        (examples().batch(3).map(lambda x, y: (x[1:], y[1:])), None, "11 examples .* got 7"),
     ],
 )
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_only_shards_whose_rows_are_asked_for_are_read(rows, opened, shuffle):
-    asked = set()
-
-    def noting(epoch, number):
-        def note(x):
-            asked.add(number)
-            return x
-
-        return shard(epoch, number).map(
-            lambda e: {"x": tf.ensure_shape(tf.numpy_function(note, [e["x"]], tf.int64), [])}
-        )
-
-    source = StreamSource(noting, SHARDS)
-    whole = taken(StreamSource(shard, SHARDS).batches(8, 0, seed=1, shuffle=shuffle), 4)
-    part = taken(source.batches(8, 0, seed=1, shuffle=shuffle, rows=np.array(rows)), 4)
-    assert part == [tuple([column[row] for row in rows] for column in batch) for batch in whole]
-    assert asked == opened
+def test_another_length_than_announced_is_an_error(data, length, told):
+    found = stream(data, length=length)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=told):
+        labels(found, 4, 0, 9)
 
 
-def test_what_a_shard_holds_beyond_its_length_is_not_read():
-    def endless(epoch, number):
-        return tf.data.Dataset.range(10).map(
-            lambda x: {"x": tf.where(x < SHARDS[number], 1.0, float("nan"))}
-        )
-
-    pipeline = BatchPipeline(StreamSource(endless, np.array(SHARDS)), 16)
-    for values, _ in taken(host_dataset(pipeline), 4):
-        assert values == [1.0] * 16
-
-
-def test_shards_that_are_full_have_no_padding():
-    def even(epoch, number):
-        return numbers(4)
-
-    pipeline = BatchPipeline(StreamSource(even, [4, 4]), 4)
-    assert pipeline.always_full
-    assert pipeline.steps_per_epoch == 2
-
-
-def test_shards_that_cannot_be_are_told():
-    with pytest.raises(ConfigError, match="needs a function, got one tf.data.Dataset"):
-        StreamSource(numbers(4), [2, 2])
-    with pytest.raises(ConfigError, match="multiple of the 4 shards .*, got 6.* Change it"):
-        BatchPipeline(StreamSource(shard, SHARDS), 6)
-    with pytest.raises(DataError, match="at most 5, .* tf.data.Dataset, got 6"):
-        StreamSource(shard, [6, 3, 4, 2])
-    with pytest.raises(DataError, match="num_examples must be at least 1, got 0"):
-        StreamSource(shard, [5, 0])
-    with pytest.raises(DataError, match="num_examples is an empty list"):
-        StreamSource(shard, [])
-    late = StreamSource(shard, [5, 3, 4, 3])
-    with pytest.raises(tf.errors.OpError, match="expected to contain 3 elements"):
-        taken(late.batches(4, 0), 4)
-
-
-@pytest.mark.parametrize(
-    ("dataset", "num_examples", "message"),
-    [
-        (numbers(4).filter(lambda e: True), None, "is unknown. Pass it"),
-        (numbers(4).repeat(), None, "is infinite"),
-        (numbers(4), 5, "at most 4, .* tf.data.Dataset, got 5"),
-        (numbers(0), None, "at least one example, got 0. Correct what it reads"),
-        (tf.data.Dataset.range(4), None, "must be dicts"),
-        (numbers(4).batch(2), None, "batches of 2 rows, made by batch. Remove .batch"),
-    ],
-)
-def test_unfit_streams_are_refused(dataset, num_examples, message):
-    with pytest.raises(DataError, match=message):
-        StreamSource(dataset, num_examples)
-
-
-def test_what_as_source_takes():
-    x, y = np.zeros([4, 2]), np.arange(4)
-    source = ArraySource(x=x)
-    assert as_source(source) is source
-    assert set(as_source({"a": x}).element_spec) == {"a"}
-    assert set(as_source((x, y)).element_spec) == {"image", "label"}
-    pairs = as_source(tf.data.Dataset.from_tensor_slices((x, y)))
-    assert set(pairs.element_spec) == {"image", "label"}
-    assert len(pairs) == 4
-    for wrong in (x, "digits", (x, y, y, y), None):
-        with pytest.raises(DataError, match="a mapping of arrays"):
-            as_source(wrong)
-    for several in ([source, source], (source, pairs), {"a": source, "b": numbers(3)}):
-        with pytest.raises(DataError, match="Expected one data set, got 2: .*Pass one of them"):
-            as_source(several)
-    with pytest.raises(DataError, match=r"--mode=eval\. To train on several with a step of your "):
-        as_source([source, source], "Trainer.train_data")
-    for several in ([source, source], {"a": source, "b": pairs}):
-        with pytest.raises(DataError, match=r"--mode=eval\.\n  in Trainer.eval_data$"):
-            as_source(several, "Trainer.eval_data")
-    with pytest.raises(DataError, match=r"is unknown\. Pass it: .*\n  in Trainer.train_data$"):
-        sources_by_name(numbers(4).filter(lambda example: True))
-
-
-IN_ONE = [[8, 5, 3, 7, 4, 2, 9, 1, 6, 0], [9, 7, 5, 2, 6, 8, 4, 3, 1, 0]]
-IN_SHARDS = [[3, 1, 101, 102, 200, 202, 301, 300], [0, 4, 100, 100, 203, 201, 300, 301]]
-
-
-@pytest.mark.parametrize(("num_examples", "names"), [(3, "epoch"), ([3, 3], "epoch, shard")])
-def test_refuses_a_function_of_other_arguments(num_examples, names):
-    message = rf"dataset must be a function of \({names}\), got .*test_stream.py:\d+: <lambda>\(\)"
-    with pytest.raises(ConfigError, match=message):
-        StreamSource(lambda: numbers(3), num_examples)
-
-
-def test_refuses_a_function_that_returns_no_data_set():
-    message = r"must return a tf.data.Dataset, got list from .*test_stream.py:\d+: <lambda>"
-    with pytest.raises(DataError, match=message):
-        StreamSource(lambda epoch: [1, 2], 2)
-
-
-def of_generator(examples):
-    spec = {"x": tf.TensorSpec([], tf.int64)}
-    return tf.data.Dataset.from_generator(examples, output_signature=spec)
-
-
-def test_a_stream_that_ends_early_is_an_error_of_the_data():
-    source = StreamSource(of_generator(lambda: ({"x": x} for x in range(5))), 1_000)
-    message = "must have 1,000 examples, got only 5. Set num_examples to 5, or correct"
-    with pytest.raises(DataError, match=message), data_errors():
-        list(source.batches(4, 0, seed=0, shuffle=False).take(300))
-
-
-def test_a_generator_that_raises_names_its_line():
-    def examples():
-        yield {"x": {}["a"]}
-
-    source = StreamSource(of_generator(examples), 3)
-    message = r"failed: KeyError: 'a'\n  raised in .*test_stream.py:\d+\n    yield "
-    with pytest.raises(DataError, match=message), data_errors():
-        list(source.batches(3, 0, seed=0, shuffle=False).take(1))
-
-
-@pytest.mark.parametrize(
-    ("feature", "remedy"),
-    [
-        (tf.TensorSpec([None], tf.int64), "got .None,.. Pad or crop it to one shape"),
-        (tf.TensorSpec([None, None, 3]), "got .None, None, 3.. Pad or crop it"),
-        (tf.TensorSpec(None), "got <unknown>. Pad or crop it"),
-        (tf.SparseTensorSpec([None], tf.int64), "a sparse tensor, as tf.io.VarLenFeature gives"),
-        (tf.RaggedTensorSpec([None], tf.int64), r"a ragged tensor. Convert it .*to_tensor\(shape"),
-        ({"y": tf.TensorSpec([])}, "a dict of y. Put its features beside the others"),
-    ],
-    ids=repr,
-)
-def test_features_without_one_dense_shape_get_their_remedy(feature, remedy):
-    with pytest.raises(DataError, match=remedy) as caught:
-        checked_element_spec({"x": feature})
-    assert "batch" not in str(caught.value)
-
-
-def test_the_optimizer_changes_no_batch_of_a_stream(monkeypatch):
-    def two_epochs():
-        tf.random.set_seed(1)
-
-        def drawn(number):
-            return {"x": tf.cast(number, tf.float32), "noise": tf.random.uniform([])}
-
-        source = StreamSource(tf.data.Dataset.range(20).map(drawn, num_parallel_calls=1))
-        batches = source.batches(4, 0, seed=1, shuffle=True).take(10)
-        return np.array([[b["x"], b["noise"]] for b in batches.as_numpy_iterator()])
-
-    optimizer = mock.Mock(side_effect=tf.raw_ops.OptimizeDatasetV2)
-    monkeypatch.setattr(tf.raw_ops, "OptimizeDatasetV2", optimizer)
-    found = two_epochs()
-    assert optimizer.call_count == 1  # else each epoch takes memory
-    noise = found[:, 1].ravel()
-    assert len(np.unique(noise)) == 40  # draws do not begin anew in an epoch
-    monkeypatch.setattr(stream, "optimized", lambda dataset: dataset)
-    np.testing.assert_array_equal(found, two_epochs())
-
-
-@pytest.mark.parametrize(
-    "examples",
-    [
-        lambda values: tf.data.Dataset.from_tensor_slices({"x": values}).take(9).shuffle(9),
-        lambda values: tf.data.Dataset.range(9).map(lambda i: {"x": values[i]}).prefetch(1),
-    ],
-    ids=["slices", "captured"],
-)
-def test_large_tensors_are_not_copied(monkeypatch, examples):
-    optimizer = mock.Mock(side_effect=tf.raw_ops.OptimizeDatasetV2)
-    monkeypatch.setattr(tf.raw_ops, "OptimizeDatasetV2", optimizer)
-    values = tf.zeros([9, 100])
-    for limit in (3_600, 3_599):
-        monkeypatch.setattr(batched, "_MOST_COPIED", limit)
-        StreamSource(examples(values))
-    assert optimizer.call_count == 1
+def test_an_epoch_of_other_features():
+    found = stream(lambda epoch: examples() if epoch == 0 else examples().map(lambda x, y: (x, x)))
+    with pytest.raises(tf.errors.OpError):
+        labels(found, 4, 0, 9)
+    assert "must return the features of epoch 0" in str(found.error)
