@@ -2,22 +2,22 @@
 
 import gc
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
-from ddl.data import BatchPipeline, RandomAccessSource
-from ddl.data.pipeline import iterators
+from ddl.data import BatchPipeline, Source, iterators
 from ddl.devices.path import CPU, GPU, taking
 from tests.conftest import make_strategy
 
 
-@pytest.mark.parametrize("path", ["plain", "distributed"])
+def iterator_over(strategy, path=CPU):
+    with taking(path):
+        return BatchPipeline(Source([{"x": 0.0}] * 100), 10).iterator(strategy)
+
+
+@pytest.mark.parametrize("path", [CPU, GPU], ids=["plain", "distributed"])
 def test_all_iterators_end(path):
-    source = RandomAccessSource(lambda rows: {"x": np.zeros(len(rows), np.float32)}, 100)
-    pipeline, strategy = BatchPipeline(source, 10), make_strategy("mirrored", 2)
-    with taking(GPU if path == "distributed" else CPU):
-        iterator = pipeline.iterator(strategy)
+    iterator = iterator_over(make_strategy("mirrored", 2), path)
     captured = tf.function(lambda: next(iterator))
     captured()
 
@@ -32,7 +32,7 @@ def test_all_iterators_end(path):
         read_on()
     with pytest.raises(Exception, match="NoneType|None|list index"):
         next(iterator)
-    if path == "distributed":
+    if isinstance(iterator, tf.distribute.DistributedIterator):
         (made,) = (each._iterator for each in iterator._iterators)
         assert made._multi_device_iterator_resource is None
     else:
@@ -40,8 +40,7 @@ def test_all_iterators_end(path):
 
 
 def test_one_that_fails_hinders_no_other(monkeypatch):
-    source = RandomAccessSource(lambda rows: {"x": np.zeros(len(rows), np.float32)}, 100)
-    made = [BatchPipeline(source, 10).iterator(make_strategy("one_device", 1)) for _ in range(2)]
+    made = [iterator_over(make_strategy("one_device", 1)) for _ in range(2)]
     ended = []
 
     def end(iterator):
@@ -56,9 +55,7 @@ def test_one_that_fails_hinders_no_other(monkeypatch):
 @pytest.mark.parametrize("where", ["eager", "while_tracing"])
 def test_a_dropped_distributed_iterator_reads_nothing_more(where):
     """TensorFlow frees the data set before it waits for the thread that reads it."""
-    source = RandomAccessSource(lambda rows: {"x": np.zeros(len(rows), np.float32)}, 100)
-    with taking(GPU):
-        iterator = BatchPipeline(source, 10).iterator(make_strategy("mirrored", 2))
+    iterator = iterator_over(make_strategy("mirrored", 2), GPU)
     next(iterator)
     (made,) = (each._iterator for each in iterator._iterators)
     resource, specs = made._multi_device_iterator_resource, tf.nest.flatten(made.element_spec)
