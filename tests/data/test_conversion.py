@@ -77,7 +77,7 @@ SOURCE = Source({"x": X})
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ((SET, SOURCE), "D must be one data set, got 2: .*Dataset, Source. .* concatenate .* mix"),
+        ((SET, SOURCE), "D must be one data set, got 2: .*Dataset, Source. .*concatenate .*mix"),
         ([SET], "D must be one data set, got 1: .*Dataset"),
         ({"x": SOURCE, "y": X}, "D must be one data set, got 1: Source. .*by name"),
         (None, "NoneType has no __len__. .*\n  in D$"),

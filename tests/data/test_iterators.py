@@ -6,18 +6,24 @@ import pytest
 import tensorflow as tf
 
 from ddl.data import BatchPipeline, Source, iterators
-from ddl.devices.path import CPU, GPU, taking
 from tests.conftest import make_strategy
 
 
-def iterator_over(strategy, path=CPU):
-    with taking(path):
-        return BatchPipeline(Source([{"x": 0.0}] * 100), 10).iterator(strategy)
+def iterator_over(strategy):
+    return BatchPipeline(Source([{"x": 0.0}] * 100), 10).iterator(strategy)
 
 
-@pytest.mark.parametrize("path", [CPU, GPU], ids=["plain", "distributed"])
-def test_all_iterators_end(path):
-    iterator = iterator_over(make_strategy("mirrored", 2), path)
+def made_by(iterator):
+    """TensorFlow's iterators of a strategy's iterator."""
+    if isinstance(iterator, tf.distribute.DistributedIterator):
+        return [each._iterator for each in iterator._iterators]
+    return [iterator]
+
+
+@pytest.mark.parametrize("kind", ["default", "one_device", "mirrored"])
+def test_all_iterators_end(kind):
+    default = tf.distribute.get_strategy()
+    iterator = iterator_over(default if kind == "default" else make_strategy(kind, 2))
     captured = tf.function(lambda: next(iterator))
     captured()
 
@@ -32,11 +38,9 @@ def test_all_iterators_end(path):
         read_on()
     with pytest.raises(Exception, match="NoneType|None|list index"):
         next(iterator)
-    if isinstance(iterator, tf.distribute.DistributedIterator):
-        (made,) = (each._iterator for each in iterator._iterators)
-        assert made._multi_device_iterator_resource is None
-    else:
-        assert iterator._iterator_resource is None
+    (made,) = made_by(iterator)
+    name = "_iterator_resource" if kind == "default" else "_multi_device_iterator_resource"
+    assert getattr(made, name) is None
 
 
 def test_one_that_fails_hinders_no_other(monkeypatch):
@@ -49,15 +53,15 @@ def test_one_that_fails_hinders_no_other(monkeypatch):
 
     monkeypatch.setattr(iterators, "_end", end)
     iterators._end_all()
-    assert {*map(id, made)} <= {*map(id, ended)}
+    assert {id(each) for one in made for each in made_by(one)} <= {*map(id, ended)}
 
 
 @pytest.mark.parametrize("where", ["eager", "while_tracing"])
 def test_a_dropped_distributed_iterator_reads_nothing_more(where):
     """TensorFlow frees the data set before it waits for the thread that reads it."""
-    iterator = iterator_over(make_strategy("mirrored", 2), GPU)
+    iterator = iterator_over(make_strategy("mirrored", 2))
     next(iterator)
-    (made,) = (each._iterator for each in iterator._iterators)
+    (made,) = made_by(iterator)
     resource, specs = made._multi_device_iterator_resource, tf.nest.flatten(made.element_spec)
 
     def read(incarnation: int) -> list[tf.Tensor]:

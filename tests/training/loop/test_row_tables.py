@@ -30,17 +30,20 @@ def test_tables_hold_the_rows_of_the_iterator(
     tables = RowTables({"": pipeline}, strategy)
     assert tables.length == 16
 
-    @tf.function(autograph=False)
-    def examples(rows, place, arrays):
-        batch = Batch(rows, arrays, batch_counter(tf.zeros([], tf.int64)), place)
-        parts = [strategy.run(pipeline.examples, (batch, m, n)) for n in (0, 1) for m in (0, 1)]
-        return [strategy.experimental_local_results(each["x"]) for each in parts]
+    def microbatches(batch):
+        return [pipeline.examples(batch, m, n)["x"] for n in (0, 1) for m in (0, 1)]
 
     @tf.function(autograph=False)
-    def streamed(iterator):
+    def from_table(rows, place, arrays):
+        batch = Batch(rows, arrays, batch_counter(tf.zeros([], tf.int64)), place)
+        found = strategy.run(microbatches, (batch,))
+        return [strategy.experimental_local_results(each) for each in found]
+
+    @tf.function(autograph=False)
+    def from_iterator(iterator):
         batch = pipeline.next_batch(iterator, strategy, tf.zeros([], tf.int64))
-        parts = [strategy.run(pipeline.examples, (batch, m, n)) for n in (0, 1) for m in (0, 1)]
-        return [strategy.experimental_local_results(each["x"]) for each in parts]
+        found = strategy.run(microbatches, (batch,))
+        return [strategy.experimental_local_results(each) for each in found]
 
     arrays = pipeline.resident_arrays(strategy)
     for begin, end in [(5, 40), (0, 3), (100, 102)]:
@@ -50,8 +53,8 @@ def test_tables_hold_the_rows_of_the_iterator(
             assert ("weight" in table[""]) == (num_examples == 22)
             assert int(first) <= update < int(first) + 16
             place = tf.cast(update - first, place_dtype)
-            found = examples(table[""], place, arrays)
-            np.testing.assert_array_equal(np.array(found), np.array(streamed(iterator)))
+            found = from_table(table[""], place, arrays)
+            np.testing.assert_array_equal(np.array(found), np.array(from_iterator(iterator)))
             assert tables.end_at(update + 1) == (update + 1 == int(first) + 16)
 
 
