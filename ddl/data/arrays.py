@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ddl.data.features import ONE_LENGTH, named, tensorflow_dtype
+from ddl.data.features import array_of, named, taken_by_tensorflow, tensorflow_dtype
 from ddl.errors import DataError
 
 _CHUNK = 1 << 24  # weights that are checked at once
@@ -63,24 +63,15 @@ class Arrays:
 
     def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the examples at indices, int64 [b], as arrays [b, …]."""
-        rows = {name: array[indices] for name, array in self.arrays.items()}
-        return {n: r.astype(object) if r.dtype.kind in "US" else r for n, r in rows.items()}
+        return {name: taken_by_tensorflow(array[indices]) for name, array in self.arrays.items()}
 
 
 def _as_array(name: str, data: Any) -> np.ndarray:
-    try:
-        # Text of fixed length would lose zero bytes at its end.
-        texts = isinstance(data, list | tuple) and data and isinstance(data[0], str | bytes)
-        array = np.asarray(data, object) if texts else np.asanyarray(data)
-    except ValueError as error:
-        raise DataError(
-            f"Feature {name!r} must be an array of numbers or text, with an entry for each "
-            f"example, but NumPy could not convert it: {str(error).rstrip('.')}. {ONE_LENGTH}"
-        ) from error
+    array = np.asarray(data) if isinstance(data, np.ndarray) else array_of(data, name)
     if array.ndim == 0:
         raise DataError(
             f"Feature {name!r} must have one value per example, shape [examples, …], got a single "
-            f"value, {array.item()!r:.60}. Repeat it for each example, such as by np.full."
+            f"value, {array.item()!r:.60}. Pass an array, or repeat the value by np.full."
         )
     if array.dtype == object:
         tensorflow_dtype(name, array)

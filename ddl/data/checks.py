@@ -9,13 +9,23 @@ import tensorflow as tf
 from absl import logging
 
 from ddl.errors import DataError
-from ddl.user_code import place_of
+from ddl.user_code import place_of, repeats
 
 # Texts of errors that the data cause: iterators name themselves, and kernels name the refused
 # value.
 _OF_DATA = re.compile(
     r"with iterator: Iterator|\{\{node [^}]*Iterator|\[Op:Iterator|IteratorGetNext|"
     r"Received a label value|\bindices\S* = (\] \[)?[^] ]+(\] \[)? is not in \["
+)
+
+_KINDS_OF_DATA = (
+    tf.errors.InvalidArgumentError,
+    tf.errors.UnknownError,
+    tf.errors.DataLossError,
+    tf.errors.NotFoundError,
+    tf.errors.OutOfRangeError,
+    tf.errors.FailedPreconditionError,
+    tf.errors.InternalError,
 )
 
 # A token or category that a layer looks up, and the node that does so. An assertion of a layer puts
@@ -116,28 +126,21 @@ def data_errors(*sources: Any) -> Iterator[None]:
       DataError: If reading or processing data fails in the `with` block, or a kernel refuses a
         value of the data.
     """
-    for source in sources:
-        source.error = None
     try:
         yield
-    except (
-        tf.errors.InvalidArgumentError,
-        tf.errors.UnknownError,
-        tf.errors.DataLossError,
-        tf.errors.NotFoundError,
-        tf.errors.OutOfRangeError,
-        tf.errors.FailedPreconditionError,
-        tf.errors.InternalError,
-    ) as error:
+    except tf.errors.OpError as error:
+        # It may have been set before the block: the data are read some batches ahead.
         for source in sources:
             if source.error is not None:
                 raise _of_reader(source) from None
         text = str(error.message)
-        if not _OF_DATA.search(text):
+        if not isinstance(error, _KINDS_OF_DATA) or not _OF_DATA.search(text):
             raise
-        found = [each for one in sources if (each := one.undecodable()) is not None]
-        if found:
-            raise found[0] from None
+        # Not for an error of the model's kernels.
+        decoded = sources if "terator" in text else ()
+        for source in decoded:
+            if (found := source.undecodable()) is not None:
+                raise found from None
         reason = _NODE.split(text)[0].strip().splitlines()[-1].strip()
         reason = _BEFORE_REASON.sub("", reason)
         if beyond := _BEYOND_TABLE.search(text):
@@ -156,11 +159,12 @@ def data_errors(*sources: Any) -> Iterator[None]:
 def _of_reader(source: Any) -> Exception:
     """Returns the error that a reader raised, as it is to be raised again."""
     error: Exception = source.error
-    if isinstance(error, DataError | OSError | MemoryError):
+    source.error = None
+    if isinstance(error, DataError) or not repeats(error):
         return error
     return DataError(
-        f"{source.name} could not be read: {type(error).__name__}: {error}. Correct its data "
-        "or its reader."
+        f"{source.name} could not be read: {type(error).__name__}: {error}. Correct its data or "
+        "its reader."
     )
 
 

@@ -1,6 +1,6 @@
 """What users pass as data, made a `Source` or a `Stream`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -9,6 +9,8 @@ import tensorflow as tf
 from ddl.data.source import Source
 from ddl.data.stream import Stream, stream
 from ddl.errors import DataError
+
+_SETS = (Source, Stream, tf.data.Dataset, keras.utils.PyDataset)
 
 
 def as_source(data: Any, argument: str = "The data") -> Source | Stream:
@@ -28,7 +30,7 @@ def as_source(data: Any, argument: str = "The data") -> Source | Stream:
         return data
     parts = list(data.values()) if isinstance(data, Mapping) else data
     if isinstance(parts, tuple | list):
-        sets = [type(one).__name__ for one in parts if _is_set(one)]
+        sets = [type(one).__name__ for one in parts if isinstance(one, _SETS)]
         if sets:
             raise DataError(
                 f"{argument} must be one data set, got {len(sets)}: {', '.join(sets)}. Pass one of "
@@ -64,11 +66,14 @@ def sources_by_name(data: Any) -> dict[str, Source | Stream]:
 
 
 def _is_set(data: Any) -> bool:
-    """Returns whether a part of data is a data set of its own, and no array."""
-    kinds = Source | Stream | tf.data.Dataset | keras.utils.PyDataset | Mapping
-    return isinstance(data, kinds)
+    """Returns whether a value of a mapping is a data set of its own, and no feature."""
+    if isinstance(data, tuple | list):
+        return _is_pair(data)
+    has_items = hasattr(data, "__getitem__") or hasattr(data, "__getitems__")
+    indexed = has_items and not hasattr(data, "__array__") and not isinstance(data, str | bytes)
+    return isinstance(data, (*_SETS, Mapping, Iterator)) or callable(data) or indexed
 
 
-def _is_pair(data: list[Any]) -> bool:
-    """Returns whether a list is [x, y] or [x, y, weights] of arrays, and no list of items."""
+def _is_pair(data: Sequence[Any]) -> bool:
+    """Returns whether it is x, y or x, y, weights of arrays, and no sequence of items."""
     return len(data) in (2, 3) and all(hasattr(one, "__array__") for one in data)

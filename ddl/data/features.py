@@ -43,6 +43,8 @@ def named(example: Any, what: str) -> dict[str, Any]:
     for name, value in example.items():
         if not isinstance(name, str):
             raise DataError(f"{what} has a feature named {name!r:.40}. Name features by texts.")
+        if value is None:
+            raise DataError(f"Feature {name!r} of {what} is None. Leave it out, or give its value.")
         if isinstance(value, Mapping):
             raise DataError(
                 f"Feature {name!r} of {what} is a dict of {', '.join(map(str, value))}. Put its "
@@ -51,10 +53,30 @@ def named(example: Any, what: str) -> dict[str, Any]:
     return dict(example)
 
 
-def array_of(value: Any) -> np.ndarray:
-    """Converts a feature into an array; text becomes Python objects, which keep zero bytes."""
-    array = np.asarray(value)
-    return array.astype(object) if array.dtype.kind in "US" else array
+def array_of(value: Any, name: str) -> np.ndarray:
+    """Converts a feature into an array; text becomes Python objects, which keep zero bytes.
+
+    Raises:
+      DataError: If NumPy cannot convert it, as where rows differ in length.
+    """
+    try:
+        array = np.asarray(value)
+        return np.asarray(value, object) if array.dtype.kind in "US" else array
+    except ValueError as error:
+        raise DataError(
+            f"Feature {name!r} must be an array of numbers or text, but NumPy could not convert "
+            f"it: {str(error).rstrip('.')}. {ONE_LENGTH}"
+        ) from error
+
+
+def taken_by_tensorflow(array: np.ndarray) -> np.ndarray:
+    """Returns text as Python objects and numbers in this machine's byte order.
+
+    tf.data would read the bytes of the other order as they lie, which gives other numbers.
+    """
+    if array.dtype.kind in "US":
+        return array.astype(object)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def tensorflow_dtype(name: str, value: np.ndarray) -> tf.DType:
@@ -63,15 +85,17 @@ def tensorflow_dtype(name: str, value: np.ndarray) -> tf.DType:
     Raises:
       DataError: If TensorFlow lacks the dtype, or the feature holds other Python objects.
     """
-    dtype = value.dtype if isinstance(value, np.ndarray | np.generic) else np.asarray(value).dtype
+    value = np.asarray(value)
+    dtype = value.dtype
     if dtype.kind in "US":
         return tf.string
     if dtype.kind == "O":
-        if all(isinstance(one, str | bytes) for one in np.asarray(value, object).flat):
+        others = [one for one in value.flat if not isinstance(one, str | bytes)]
+        if not others:
             return tf.string
         raise DataError(
-            f"Feature {name!r} must be numbers or text of one shape, got Python objects. "
-            f"{ONE_LENGTH}"
+            f"Feature {name!r} must be numbers or text of one shape, got Python objects, such as "
+            f"{others[0]!r:.40}. {ONE_LENGTH}"
         )
     try:
         return tf.as_dtype(dtype)

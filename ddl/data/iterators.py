@@ -67,7 +67,7 @@ def _end(iterator: Any) -> None:
 
 
 def _is_distributed(iterator: Any) -> bool:
-    # Private to TensorFlow, as all names here; tests/data/pipeline/test_iterators.py guards them.
+    # Private to TensorFlow, as all names here; tests/data/test_iterators.py guards them.
     return hasattr(iterator, "_multi_device_iterator_resource")
 
 

@@ -135,7 +135,7 @@ def _round_keys(seed: int, epoch: int) -> np.ndarray:
 
 def _random_words(seed: int, epoch: int, count: int) -> np.ndarray:
     """Returns uint64 [count] that look unrelated from epoch to epoch and seed to seed."""
-    key = np.array([seed % 2**64, _DOMAIN], np.uint64)
+    key = np.array([int(seed) % 2**64, _DOMAIN], np.uint64)
     return np.random.Philox(key=key, counter=np.array([0, epoch, 0, 0], np.uint64)).random_raw(
         count
     )

@@ -275,7 +275,7 @@ class BatchPipeline:
         )
 
     def first_examples(self, count: int) -> dict[str, tf.Tensor]:
-        """Returns the first examples of a run, [count, …]: features, and "weight" if the data have it.
+        """Returns the first examples of a run: features, [count, …], and their own "weight" if any.
 
         Eager. They repeat if there are fewer. A stream is read from its beginning.
         """
@@ -324,7 +324,7 @@ class BatchPipeline:
         """Builds a data set of the rows of this process in each update, grouped by replica."""
         if isinstance(self.source, Stream):
             return self._updates_of_stream(self.source, first, workers)
-        source, decodes = self.source, self.source.decode is not None and not self.resident
+        source, decodes = self.source, self.source.decode is not None
         specs = {"index": tf.TensorSpec([], tf.int64)} if self.resident else dict(source.row_spec)
         if decodes:
             specs |= {_SEED: tf.TensorSpec([2], tf.int64), _PADDING: tf.TensorSpec([], tf.float32)}

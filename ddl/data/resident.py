@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
+from ddl.data.features import taken_by_tensorflow
 from ddl.data.source import Source
 from ddl.devices.path import path_of
 from ddl.devices.replicas import local_devices
@@ -38,12 +39,11 @@ class Packing:
 
     def packed(self, array: np.ndarray) -> np.ndarray:
         """Packs an array [n, …] for the device; the result is [n, words] if packed into words."""
+        array = taken_by_tensorflow(array)
         if array.dtype.name in self.kept:
             return array
         if array.dtype.name in self.widened:
             return array.astype(np.int64)
-        if not array.dtype.isnative:
-            array = array.astype(array.dtype.newbyteorder("="))
         word = np.dtype(self.word if array.dtype.itemsize <= self.word().itemsize else np.int64)
         rows = array.reshape(len(array), -1)
         missing = -rows.shape[1] % (word.itemsize // array.dtype.itemsize)

@@ -16,10 +16,12 @@ from ddl.data.features import (
     check_weight_spec,
     checked_spec,
     named,
+    taken_by_tensorflow,
     tensorflow_dtype,
 )
 from ddl.errors import DataError, check_takes, definition_of
 from ddl.seeds import drawn_by_state
+from ddl.user_code import repeats
 
 Example = Mapping[str, Any]
 
@@ -163,41 +165,54 @@ class Source:
 
     def _rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         if self._read_rows is not None:
-            return self._read_rows(indices)
+            rows = self._read_rows(indices)
+            return {name: taken_by_tensorflow(column) for name, column in rows.items()}
         numbers = indices.tolist()
         with self._lock:  # a user's object may hold an open file
-            items = [self._example(number, item) for number, item in self._read(numbers)]
-        columns: dict[str, np.ndarray] = {}
-        for name, spec in self.row_spec.items():
-            for number, item in zip(numbers, items, strict=True):
-                self._check_like_first(number, item, name, spec)
-            columns[name] = np.stack([item[name] for item in items])
-        return columns
+            items = [
+                self._example(*each) for each in zip(numbers, self._read(numbers), strict=True)
+            ]
+        for number, item in zip(numbers, items, strict=True):
+            self._check_like_first(number, item)
+        return {
+            name: taken_by_tensorflow(np.stack([item[name] for item in items]))
+            for name in self.row_spec
+        }
 
-    def _read(self, numbers: list[int]) -> list[tuple[int, Any]]:
-        if self._read_items is not None:
-            try:
-                return list(zip(numbers, self._read_items(numbers), strict=True))
-            except DataError:
+    def _read(self, numbers: list[int]) -> list[Any]:
+        number = numbers[0]
+        try:
+            if self._read_items is None:
+                found = []
+                for number in numbers:
+                    found.append(self.items[number])
+                return found
+            found = list(self._read_items(numbers))
+        except Exception as error:
+            if isinstance(error, DataError) or not repeats(error):
                 raise
-            except Exception as error:
-                raise _unreadable(self.name, f"items {numbers[:5]}", error) from error
-        found = []
-        for number in numbers:
-            try:
-                found.append((number, self.items[number]))
-            except DataError:
-                raise
-            except Exception as error:
-                raise _unreadable(self.name, f"item {number:,}", error) from error
+            several = self._read_items is not None and len(numbers) > 1
+            raise DataError(
+                f"{self.name} could not read item {number:,}{' or a later one' * several}: "
+                f"{type(error).__name__}: {error}. Correct the data or its __getitem__."
+            ) from error
+        if len(found) != len(numbers):
+            raise DataError(
+                f"{self.name}.__getitems__ must return one item for each of the {len(numbers):,} "
+                f"indices in its list, got {len(found):,}. Correct it."
+            )
         return found
 
     def _example(self, number: int, item: Any) -> dict[str, np.ndarray]:
-        features = named(item, f"Item {number:,} of {self.name}")
-        return {name: array_of(value) for name, value in features.items()}
+        what = f"Item {number:,} of {self.name}"
+        try:
+            return {name: array_of(value, name) for name, value in named(item, what).items()}
+        except DataError as error:
+            raise error if what in str(error) else DataError(f"{what}: {error}") from error
 
     def _check_protocol(self) -> None:
-        for needed in ("__len__", "__getitem__"):
+        indexed = self._read_items is not None or self._read_rows is not None
+        for needed in ("__len__",) if indexed else ("__len__", "__getitem__"):
             if not hasattr(self.items, needed):
                 raise DataError(
                     f"A source needs __len__ and __getitem__ (or __getitems__), but {self.name} "
@@ -213,7 +228,7 @@ class Source:
         if self._read_rows is not None:
             first = {name: rows[0] for name, rows in self._read_rows(np.zeros(1, np.int64)).items()}
         else:
-            first, again = (self._example(0, self._read([0])[0][1]) for _ in range(2))
+            first, again = (self._example(0, self._read([0])[0]) for _ in range(2))
             if not _are_same(first, again):
                 raise DataError(
                     f"Two reads of item 0 of {self.name} differ, so a run could not be repeated or "
@@ -225,22 +240,21 @@ class Source:
             for name, value in first.items()
         }
 
-    def _check_like_first(
-        self, number: int, item: dict[str, np.ndarray], name: str, spec: tf.TensorSpec
-    ) -> None:
-        value = item.get(name)
-        if value is None or item.keys() != self.row_spec.keys():
+    def _check_like_first(self, number: int, item: dict[str, np.ndarray]) -> None:
+        if item.keys() != self.row_spec.keys():
             given, wanted = ", ".join(sorted(item)), ", ".join(sorted(self.row_spec))
             raise DataError(
                 f"Item {number:,} of {self.name} has the features {given}; item 0 has {wanted}. "
                 "Give all items the same features."
             )
-        if value.shape != spec.shape or tensorflow_dtype(name, value) != spec.dtype:
-            raise DataError(
-                f"Feature {name!r} of item {number:,} of {self.name} is {value.dtype} of shape "
-                f"{value.shape}, that of item 0 {spec.dtype.name} of shape {tuple(spec.shape)}. "
-                f"{ONE_LENGTH if value.dtype.name == spec.dtype.name else 'Convert it.'}"
-            )
+        for name, spec in self.row_spec.items():
+            dtype, shape = tensorflow_dtype(name, item[name]), item[name].shape
+            if (dtype, shape) != (spec.dtype, tuple(spec.shape)):
+                raise DataError(
+                    f"Feature {name!r} of item {number:,} of {self.name} is {dtype.name} of shape "
+                    f"{shape}, that of item 0 {spec.dtype.name} of shape {tuple(spec.shape)}. "
+                    f"{ONE_LENGTH if dtype == spec.dtype else 'Convert it.'}"
+                )
 
     def _decoded_spec(self) -> dict[str, tf.TensorSpec]:
         check_takes("Source.decode", self.decode, ("item", "seed"))
@@ -261,20 +275,11 @@ def first_line(error: Exception) -> str:
     return re.sub(r"\{\{.*?\}\} | \[Op:.*", "", str(error).splitlines()[0]).rstrip(".")
 
 
-def _unreadable(name: str, item: str, error: Exception) -> DataError:
-    return DataError(
-        f"{name} could not read {item}: {type(error).__name__}: {error}. Correct the data or its "
-        "__getitem__."
-    )
-
-
 def _are_same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
+    """Returns whether two examples are equal, numbers to the bit."""
     return first.keys() == second.keys() and all(
-        first[name].dtype == second[name].dtype
-        and (
-            np.array_equal(first[name], second[name], equal_nan=True)
-            if first[name].dtype.kind in "fc"
-            else np.array_equal(first[name], second[name])
-        )
-        for name in first
+        one.dtype == two.dtype
+        and one.shape == two.shape
+        and (np.array_equal(one, two) if one.dtype == object else one.tobytes() == two.tobytes())
+        for one, two in ((first[name], second[name]) for name in first)
     )

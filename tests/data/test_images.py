@@ -51,16 +51,16 @@ def write_fashion_mnist(cache):
 
 def test_fashion_mnist(cache):
     write_fashion_mnist(cache)
-    arrays = keras_dataset("fashion_mnist", "train").arrays
-    np.testing.assert_array_equal(arrays["image"], pixels(12, 28, 28)[..., np.newaxis])
-    assert (arrays["label"].dtype, arrays["label"].tolist()) == (np.int64, [*range(10), 0, 1])
+    image, label = keras_dataset("fashion_mnist", "train")
+    np.testing.assert_array_equal(image, pixels(12, 28, 28)[..., np.newaxis])
+    assert (label.dtype, label.tolist()) == (np.int64, [*range(10), 0, 1])
 
 
 def test_cifar10(cache, monkeypatch):
     parts = [(pixels(count, 32, 32, 3), labels(count)[:, np.newaxis]) for count in (4, 3)]
     monkeypatch.setattr(keras.datasets.cifar10, "load_data", lambda: parts)
-    arrays = keras_dataset("cifar10", "test").arrays
-    assert (arrays["image"].shape, arrays["label"].tolist()) == ((3, 32, 32, 3), [0, 1, 2])
+    image, label = keras_dataset("cifar10", "test")
+    assert (image.shape, label.tolist()) == ((3, 32, 32, 3), [0, 1, 2])
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,11 @@ from ddl.errors import ConfigError, DataError
 
 def test_the_digits():
     for split, count in (("train", 1437), ("test", 360)):
-        arrays = digits(split).arrays
-        images, labels = arrays["image"], arrays["label"]
+        images, labels = digits(split)
         assert (images.shape, images.dtype) == ((count, 8, 8, 1), np.uint8)
         assert (images.min(), images.max(), labels.dtype) == (0, 16, np.int64)
         assert np.ptp(np.bincount(labels)) <= 7
-    train, test = (digits(split).arrays["image"] for split in ("train", "test"))
+    train, test = (digits(split)[0] for split in ("train", "test"))
     assert not {image.tobytes() for image in train} & {image.tobytes() for image in test}
 
 

@@ -113,12 +113,12 @@ def test_files_of_another_format_are_named(tmp_path, name):
 def test_files_that_are_missing_or_listed_twice(tmp_path):
     (tmp_path / "a.csv").write_text("a\n1\n")
     (tmp_path / "b.csv").symlink_to("a.csv")
-    with pytest.raises(DataError, match=r"table\.files names .*absent\.csv', which is no file"):
+    with pytest.raises(DataError, match=r"table\.files must name existing files, .*absent\.csv"):
         table(str(tmp_path / "absent.csv"))
-    with pytest.raises(DataError, match="files is empty"):
+    with pytest.raises(DataError, match="at least one file, got an empty list"):
         table([])
     for other in ("a.csv", "b.csv"):
-        with pytest.raises(DataError, match=r"table\.files must list each file once, got .*a\.csv"):
+        with pytest.raises(DataError, match=r"table\.files must name each file once, got .*a\.csv"):
             table([str(tmp_path / "a.csv"), str(tmp_path / other)])
 
 

@@ -1,0 +1,180 @@
+"""Checks of evaluation data, and errors of data that are being read."""
+
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl import logging
+
+from ddl.data import BatchPipeline, Source
+from ddl.data.checks import check_same_classes, check_same_features, data_errors
+from ddl.errors import DataError
+from tests.conftest import make_strategy
+from tests.data.test_source import Raising, png
+
+
+def spec(**features):
+    return {name: tf.TensorSpec(shape, dtype) for name, (shape, dtype) in features.items()}
+
+
+TRAIN = spec(x=([2, 2], tf.float32), label=([], tf.int64))
+
+
+def test_evaluation_data_may_have_more_features():
+    check_same_features(TRAIN, TRAIN | spec(more=([], tf.string)))
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "message"),
+    [
+        (spec(x=([2, 2], tf.float32)), "'label' is in the training data but missing from the eval"),
+        (
+            TRAIN | spec(x=([3, 2], tf.float32)),
+            r"'x' must have the same shape .* \(2, 2\) in the training data and \(3, 2\) in",
+        ),
+    ],
+)
+def test_other_features_are_refused(evaluation, message):
+    with pytest.raises(DataError, match=message):
+        check_same_features(TRAIN, evaluation)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "warns"), [(tf.uint8, True), (tf.float64, False), (tf.bfloat16, False)]
+)
+def test_integers_in_place_of_floats_are_warned_of(dtype, warns, monkeypatch):
+    said = []
+    monkeypatch.setattr(logging, "warning", lambda text, *values: said.append(text % values))
+    check_same_features(TRAIN, TRAIN | spec(x=([2, 2], dtype)))
+    assert len(said) == warns
+    assert all("'x' is float32 in the training data, but uint8" in text for text in said)
+
+
+def of_classes(*names):
+    return types.SimpleNamespace(items=types.SimpleNamespace(class_names=names))
+
+
+def test_classes_must_be_the_same():
+    check_same_classes(of_classes("cat", "dog"), of_classes("cat", "dog"))
+    check_same_classes(of_classes("cat", "dog"), Source({"x": [1]}))
+    check_same_classes(types.SimpleNamespace(), of_classes("cat"))
+    with pytest.raises(
+        DataError, match="training data are cat, dog, .* data dog, cat, .* class_na"
+    ):
+        check_same_classes(of_classes("cat", "dog"), of_classes("dog", "cat"))
+
+
+def read(source, batches=20):
+    """Reads batches as a loop on the devices does."""
+    iterator = BatchPipeline(source, 2, shuffle=False).iterator(make_strategy("one_device", 1))
+
+    @tf.function
+    def loop():
+        for _ in tf.range(batches):
+            next(iterator)
+
+    loop()
+
+
+@pytest.mark.parametrize("error", [OSError("disk"), MemoryError("full"), DataError("own")])
+def test_a_readers_error_is_raised_as_it_was(error):
+    source = Source(Raising(error))
+    with pytest.raises(type(error)) as caught, data_errors(source):
+        read(source)
+    assert caught.value is error
+    assert source.error is None
+
+
+class Rows:
+    """As one of ddl's own readers."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __len__(self):
+        return 100
+
+    def rows(self, indices):
+        if 51 in indices:
+            raise self.error
+        return {"x": indices}
+
+
+@pytest.mark.parametrize("error", [KeyError("k"), FileNotFoundError("f"), NotImplementedError("n")])
+def test_other_errors_of_readers_become_errors_of_the_data(error):
+    name = type(error).__name__
+    source = Source(Rows(error))
+    message = f"Rows could not be read: {name}: .*. Correct its data or its reader"
+    with pytest.raises(DataError, match=message), data_errors(source):
+        read(source, 40)
+    source = Source(Raising(error))
+    message = f"Raising could not read item 5: {name}"
+    with pytest.raises(DataError, match=message), data_errors(source):
+        read(source)
+
+
+def test_an_error_that_was_met_while_reading_ahead():
+    """The reader raises while a loop trains on the batches before."""
+    source = Source(Raising(OSError("disk")))
+    iterator = BatchPipeline(source, 2, shuffle=False).iterator(make_strategy("one_device", 1))
+    with data_errors(source):
+        next(iterator)
+        while source.error is None:  # until the thread has met it
+            pass
+    with data_errors(source):
+        next(iterator)
+    with pytest.raises(OSError, match="disk"), data_errors(source):
+        next(iterator)
+
+
+def test_an_example_that_cannot_be_decoded_is_named():
+    good = tf.io.encode_png(np.zeros([1, 1, 1], np.uint8)).numpy()
+    source = Source([{"png": good}] * 5 + [{"png": good[:20]}], png)
+    message = "Reading or processing a batch failed: "
+    with pytest.raises(DataError, match=message) as caught, data_errors(source):
+        read(source)
+    reason, note = str(caught.value).splitlines()
+    assert "PNG" in reason
+    assert "Iterator" not in reason
+    assert "node" not in reason
+    assert note == "The first example that cannot be decoded is item 5 of list."
+
+
+def test_values_that_a_layer_refuses_are_errors_of_the_data(monkeypatch):
+    """With the layer and its remedy; no example is looked for, which takes up to a minute."""
+    source = Source({"x": [1]})
+    monkeypatch.setattr(source, "damaged", lambda: pytest.fail("looked for an example"))
+
+    @tf.function
+    def gathered(index):
+        with tf.name_scope("gpt_1/tokens"):
+            return tf.gather(tf.zeros([8, 2]), index)
+
+    @tf.function
+    def loss(label):
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(label, tf.zeros([1, 3]))
+
+    message = (
+        "value 9 was looked up by gpt_1/tokens, whose table has rows from 0 to 7. Give the mod"
+    )
+    with pytest.raises(DataError, match=message), data_errors(source):
+        gathered(tf.constant([1, 9]))
+    message = "Received a label value of 5 which is outside"
+    with pytest.raises(DataError, match=message), data_errors(source):
+        loss(tf.constant([5]))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        tf.errors.ResourceExhaustedError(None, None, "OOM when allocating, Iterator"),
+        tf.errors.UnavailableError(None, None, "with iterator: Iterator"),
+        tf.errors.InternalError(None, None, "cuDNN failed"),
+        ValueError("with iterator: Iterator"),
+    ],
+)
+def test_errors_that_are_not_of_the_data_pass(error):
+    with pytest.raises(type(error)) as caught, data_errors(Source({"x": [1]})):
+        raise error
+    assert caught.value is error
