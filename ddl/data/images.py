@@ -87,8 +87,8 @@ def images(
 
     Args:
       name: `digits` is packaged with ddl; `mnist`, `fashion_mnist` and `cifar10` come from
-        `keras_dataset`; `imagenet` reads records (`ddl.data.imagenet`); `synthetic` are noisy copies of one random image a class, which both
-        splits share: easy to learn, not trivial.
+        `keras_dataset`, `imagenet` from `ddl.data.imagenet`; `synthetic` are noisy copies of one
+        random image a class, which both splits share: easy to learn, not trivial.
       split: "train" or "test".
       image_shape: Height, width and channels. Synthetic images get this shape; others must have it.
       num_classes: Number of classes. Synthetic labels get this many; others must have it.
@@ -116,8 +116,8 @@ def images(
         )
     if (name == "imagenet") != (data_dir is not None) and name != "synthetic":
         raise ConfigError(
-            f"images.data_dir is the folder of ImageNet's records, got {data_dir!r} with images.name "
-            f"= {name!r}. Set both, or neither."
+            f"images.data_dir is the folder of ImageNet's records, got {data_dir!r} with "
+            f"images.name = {name!r}. Set both, or neither."
         )
     if name == "imagenet":
         if num_classes != 1000 or num_examples is not None or one_hot:

@@ -128,6 +128,14 @@ class Stream:
         """The error that ended the last read in Python, which TensorFlow reports as a text."""
         return self._reader.error
 
+    @error.setter
+    def error(self, error: Exception | None) -> None:
+        self._reader.error = error
+
+    def undecodable(self) -> DataError | None:
+        """Returns None: TensorFlow's error tells all that is known of a stream."""
+        return None
+
     def count(self) -> int:
         """Returns the examples of one pass; reads it to its end if their number is unknown.
 

@@ -1,6 +1,5 @@
 """Callbacks in runs of `ddl.fit`: when they are called, and what they may do."""
 
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -78,7 +78,7 @@ def test_parts_of_arrays_in_memory_stay_arrays(tmp_path):
 def test_folds_hold_out_each_example_once(count):
     data = arrays(0, count)
     held_out = [numbers(k_fold(data, 5, fold, "held_out", seed=3)) for fold in range(5)]
-    assert sorted(sum(held_out, [])) == list(range(count))
+    assert sorted(one for part in held_out for one in part) == list(range(count))
     assert max(map(len, held_out)) - min(map(len, held_out)) <= 1
     assert held_out[0] != list(range(len(held_out[0])))
     for fold in range(5):

@@ -46,7 +46,11 @@ def test_tokens_of_a_tokenizer(tmp_path):
         (lambda folder: tokens(folder / "t", 3, dtype="int8"), ConfigError, "tokens.dtype must be"),
         (lambda folder: tokens(folder / "t", 3, dtype="int32"), DataError, "5 bytes, .* of int32"),
         (lambda folder: tokens(folder / "t", 5), DataError, "the 6 tokens .*; the longest has 5"),
-        (lambda folder: tokens(folder / "absent", 5), DataError, "no file is at or matches .*absent"),
+        (
+            lambda folder: tokens(folder / "absent", 5),
+            DataError,
+            "no file is at or matches .*absent",
+        ),
         (lambda folder: tokens(folder / "t.gz", 5), DataError, "t.gz must not be compressed"),
         (lambda folder: tokens(folder / "f.npy", 1), DataError, "f.npy must be .* float64"),
         (lambda folder: tokens(folder / "bad.npy", 1), DataError, "bad.npy could not be read"),
