@@ -60,7 +60,7 @@ def check_takes(
     """Checks that a function of the user's can be called with some arguments.
 
     Args:
-      name: Name of the function for the error, such as `RecordSource.decode`.
+      name: Name of the function for the error, such as `Source.decode`.
       function: The function; one whose signature cannot be read passes.
       arguments: Names of the arguments that are passed by position.
       named: Names of the arguments that are passed by name.

@@ -14,7 +14,7 @@ Function = Callable[[Any, dict[str, np.ndarray]], Mapping[str, float]]
 class OfAllOutputs:
     """A function of all outputs and features of an evaluation, in order and without padding.
 
-    Examples of weight 0, such as those that `ddl.data.skip_damaged` leaves out, are not passed.
+    Examples of weight 0 are not passed.
 
         def spearman(outputs, features):
             return {"spearman": scipy.stats.spearmanr(outputs, features["label"]).statistic}

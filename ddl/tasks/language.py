@@ -29,7 +29,7 @@ class LanguageModel:
 
     The loss is the cross-entropy in nats: the mean over all tokens of the global batch, weighted by
     the feature of `weight_name` where the data have it. The label of a position is the token that
-    follows, as `ddl.data.token_windows` gives them; `MaskedLanguageModel` predicts masked tokens.
+    follows, as `ddl.data.tokens` gives them; `MaskedLanguageModel` predicts masked tokens.
     """
 
     def __init__(
@@ -285,7 +285,7 @@ def _check_tokens(
             raise DataError(
                 f"Feature {name!r} must be integers, the numbers of tokens, got "
                 f"{spec[name].dtype.name}. Turn text into numbers in the data, as "
-                "ddl.data.token_windows does."
+                "ddl.data.tokens does."
             )
     tokens = tuple(spec[names[0]].shape)
     for name in sorted({*names[1:], *beside} & spec.keys()):

@@ -156,11 +156,11 @@ class Failing:
 
 def test_a_run_whose_data_failed_resumes_to_the_same_bits(straight, tmp_path):
     options = {"train_steps": STEPS, "checkpoint_every": 1, **PERIODS}
-    trainer = make_trainer(data=ddl.data.from_items(Failing(reads=50)))  # eight steps read 56
+    trainer = make_trainer(data=ddl.data.Source(Failing(reads=50)))  # eight steps read 56
     with pytest.raises((DdlError, OSError, tf.errors.OpError), match="the disk failed"):
         ddl.fit(trainer, tmp_path, **options)
     assert trainer.step < STEPS
-    trainer = make_trainer(data=ddl.data.from_items(Failing(reads=1_000)))
+    trainer = make_trainer(data=ddl.data.Source(Failing(reads=1_000)))
     ddl.fit(trainer, tmp_path, **options)
     assert_close(values(trainer), straight.values)
     assert lines(tmp_path) == straight.lines

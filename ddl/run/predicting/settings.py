@@ -21,8 +21,7 @@ class Predictions:
       data: The examples; None takes the evaluation data. They need no labels. A source without
         parentheses, as `@images`, is built only by `--mode=predict`.
       features: Names of features to write beside the outputs, such as a label or a number that
-        names the example. The feature "weight" is always written, if the data have it: examples
-        that `ddl.data.skip_damaged` leaves out have weight 0.
+        names the example. The feature "weight" is always written, if the data have it.
 
     Raises:
       ConfigError: If `features` is not a list of names.

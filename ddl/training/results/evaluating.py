@@ -80,8 +80,7 @@ class Evaluating(Readings):
           averaged: As in `evaluate`.
           function: Function of the features [batch, …] to call in place of the task's `predict`,
             such as another method of the task. It is traced once.
-          weightless: Whether the outputs of examples of weight 0, such as those that
-            `ddl.data.skip_damaged` leaves out, are returned too.
+          weightless: Whether the outputs of examples of weight 0 are returned too.
 
         Returns:
           Arrays [n, …], in the structure that `predict` of the task, or `function`, returns.

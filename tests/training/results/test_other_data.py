@@ -85,7 +85,7 @@ def with_noise(item, seed):
     "data",
     [
         ddl.data.Source(DATA, with_noise),
-        ddl.data.mix([DATA, {"image": -IMAGES, "label": LABELS}], (0.5, 0.5), length=24),
+        ddl.data.mix([DATA, {"image": -IMAGES, "label": LABELS}], (0.5, 0.5)),
         ddl.data.stream(
             lambda epoch: tf.data.Dataset.from_tensor_slices(
                 {"image": IMAGES + np.float32(epoch), "label": LABELS}
