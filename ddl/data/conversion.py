@@ -69,9 +69,10 @@ def _is_set(data: Any) -> bool:
     """Returns whether a value of a mapping is a data set of its own, and no feature."""
     if isinstance(data, tuple | list):
         return _is_pair(data)
+    if isinstance(data, range | str | bytes) or tf.is_tensor(data) or hasattr(data, "__array__"):
+        return False
     has_items = hasattr(data, "__getitem__") or hasattr(data, "__getitems__")
-    indexed = has_items and not hasattr(data, "__array__") and not isinstance(data, str | bytes)
-    return isinstance(data, (*_SETS, Mapping, Iterator)) or callable(data) or indexed
+    return has_items or callable(data) or isinstance(data, (*_SETS, Iterator))
 
 
 def _is_pair(data: Sequence[Any]) -> bool:

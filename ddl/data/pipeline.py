@@ -409,8 +409,8 @@ class BatchPipeline:
         """Builds `_updates` of a stream, which every worker reads whole."""
         number, replicas = self.batches_per_update, workers.replicas_of_each
         rows = np.arange(self.global_batch_size)
-        rows = rows.reshape(self.microbatches, workers.number * replicas, -1)
-        own = rows.transpose(1, 0, 2).reshape(workers.number, -1)[workers.index]
+        of_microbatch = rows.reshape(self.microbatches, workers.number * replicas, -1)
+        own = of_microbatch.transpose(1, 0, 2).reshape(workers.number, -1)[workers.index]
         batches = stream.batches(self.global_batch_size, first * number, rows=own)
         if number == 1:
             return batches

@@ -257,17 +257,19 @@ class Source:
                 )
 
     def _decoded_spec(self) -> dict[str, tf.TensorSpec]:
-        check_takes("Source.decode", self.decode, ("item", "seed"))
+        decode = self.decode
+        assert decode is not None
+        check_takes("Source.decode", decode, ("item", "seed"))
         traced = tf.function(self.decoded, autograph=False).get_concrete_function(
             self.row_spec, tf.TensorSpec([2], tf.int64)
         )
         if drawn := drawn_by_state(traced.graph.get_operations()):
             raise DataError(
-                f"{definition_of(self.decode)} draws random numbers by {drawn}, which a resumed "
+                f"{definition_of(decode)} draws random numbers by {drawn}, which a resumed "
                 "run would draw differently. Pass the seed to tf.random.stateless_uniform, "
                 "tf.image.stateless_random_flip_left_right or the like, or augment in the model."
             )
-        return checked_spec(traced.structured_outputs, definition_of(self.decode))
+        return checked_spec(traced.structured_outputs, definition_of(decode))
 
 
 def first_line(error: Exception) -> str:

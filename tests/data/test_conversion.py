@@ -9,7 +9,7 @@ import ddl.data.conversion as module
 from ddl.data import Source, as_source
 from ddl.data.conversion import sources_by_name
 from ddl.errors import DataError
-from tests.data.test_source import Batched, Items, examples
+from tests.data.test_source import Items, Lists, examples
 
 X, Y = np.zeros([4, 2]), np.arange(4)
 ITEMS = Items(examples())
@@ -31,74 +31,64 @@ def streamed(monkeypatch):
     return given
 
 
-@pytest.mark.parametrize(
-    ("data", "features"),
-    [
-        ({"x": X, "y": Y}, {"x", "y"}),
-        ((X, Y), {"image", "label"}),
-        ([X, Y], {"image", "label"}),
-        ([X, Y, np.ones(4)], {"image", "label", "weight"}),
-        (({"a": X, "b": X}, Y), {"a", "b", "label"}),
-        ({"x": X.tolist()}, {"x"}),
-        (ITEMS, {"x", "label"}),
-        (Batched(examples()), {"x", "label"}),
-        (examples(), {"x", "label"}),
-        (examples(2), {"x", "label"}),
-        ([(X[0], 1)] * 2, {"image", "label"}),
-        ([({"a": 1}, 1)] * 5, {"a", "label"}),
-        ([[X[0], Y[0]]] * 4, {"image", "label"}),
-    ],
-)
+CONVERTED = [
+    ({"x": X, "y": Y}, {"x", "y"}),
+    ((X, Y), {"image", "label"}),
+    ([X, Y], {"image", "label"}),
+    ([X, Y, np.ones(4)], {"image", "label", "weight"}),
+    (({"a": X, "b": X}, Y), {"a", "b", "label"}),
+    ({"x": X.tolist()}, {"x"}),
+    (ITEMS, {"x", "label"}),
+    (Lists(examples()), {"x", "label"}),
+    (examples(2), {"x", "label"}),
+    ([(X[0], 1)] * 2, {"image", "label"}),
+    ([({"a": 1}, 1)] * 5, {"a", "label"}),
+    ([[X[0], Y[0]]] * 4, {"image", "label"}),
+]
+
+
+@pytest.mark.parametrize(("data", "features"), CONVERTED)
 def test_arrays_and_items_become_a_source(data, features, streamed):
     source = as_source(data)
     assert isinstance(source, Source)
     assert set(source.element_spec) == features
+    assert as_source(source) is source
     assert not streamed
 
 
-def test_a_source_stays_as_it_is():
-    source = Source({"x": X})
-    assert as_source(source) is source
+SET, SOURCE = tf.data.Dataset.range(3), Source({"x": X})
 
 
-@pytest.mark.parametrize(
-    "data",
-    [tf.data.Dataset.range(3), Sequences(), lambda: iter([1]), iter([1]), (i for i in range(3))],
-)
+@pytest.mark.parametrize("data", [SET, Sequences(), lambda: iter([1]), iter([1])])
 def test_other_data_are_streamed(data, streamed):
     as_source(data)
     assert streamed == [data]
 
 
-SET = tf.data.Dataset.range(3)
-SOURCE = Source({"x": X})
+UNFIT = [
+    ((SET, SOURCE), "D must be one data set, got 2: .*Dataset, Source. .*concatenate .*mix"),
+    ([SET], "D must be one data set, got 1: .*Dataset"),
+    ({"x": SOURCE, "y": X}, "D must be one data set, got 1: Source. .*by name"),
+    (None, "NoneType has no __len__. .*\n  in D$"),
+    ("data.csv", "Item 0 of str must be a dict of features.*\n  in D$"),
+    (X, "Item 0 of ndarray must be a dict of features.*(\n.*)*\n  in D$"),
+    ({}, "must be a dict of features.*\n  in D$"),
+    ({"a": {"x": X}}, "Feature 'a' of The data is a dict of x. Put .*\n  in D$"),
+    ((X, Y[:3]), "'image' has 4 and 'label' has 3.*\n  in D$"),
+    ([], "list must have at least one example.*\n  in D$"),
+]
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ((SET, SOURCE), "D must be one data set, got 2: .*Dataset, Source. .*concatenate .*mix"),
-        ([SET], "D must be one data set, got 1: .*Dataset"),
-        ({"x": SOURCE, "y": X}, "D must be one data set, got 1: Source. .*by name"),
-        (None, "NoneType has no __len__. .*\n  in D$"),
-        (5, "int has no __len__. .*\n  in D$"),
-        ("data.csv", "Item 0 of str must be a dict of features.*\n  in D$"),
-        (X, "Item 0 of ndarray must be a dict of features.*(\n.*)*\n  in D$"),
-        ({}, "must be a dict of features.*\n  in D$"),
-        ({"a": {"x": X}}, "Feature 'a' of The data is a dict of x. Put .*\n  in D$"),
-        ((X, Y[:3]), "'image' has 4 and 'label' has 3.*\n  in D$"),
-        ([], "list must have at least one example.*\n  in D$"),
-    ],
-)
+@pytest.mark.parametrize(("data", "message"), UNFIT)
 def test_unfit_data_are_refused(data, message):
     with pytest.raises(DataError, match=message):
         as_source(data, "D")
 
 
-@pytest.mark.parametrize(
-    "one",
-    [{"x": X}, (X, Y), [X, Y], SOURCE, ITEMS, SET, Sequences(), lambda: iter([1]), examples],
-)
+SETS = [{"x": X}, (X, Y), [X, Y], SOURCE, ITEMS, SET, Sequences(), examples, iter([1])]
+
+
+@pytest.mark.parametrize("one", SETS)
 def test_data_by_name(one, streamed):
     found = sources_by_name({"labelled": {"x": X}, "other": one})
     assert list(found) == ["labelled", "other"]
@@ -106,25 +96,22 @@ def test_data_by_name(one, streamed):
     assert isinstance(found["other"], Source) or streamed == [one, one]
 
 
-@pytest.mark.parametrize(
-    "data", [{"x": X, "y": Y}, {"x": [1, 2, 3]}, {"x": (1, 2)}, {"x": ["a", "b"]}, (X, Y), SOURCE]
-)
-def test_one_data_set_has_no_name(data):
-    assert list(sources_by_name(data)) == [""]
+@pytest.mark.parametrize("feature", [X, [1, 2], (1, 2), ["a", "b"], range(3), tf.zeros([2])])
+def test_one_data_set_has_no_name(feature):
+    assert (
+        list(sources_by_name({"x": feature})) == list(sources_by_name((feature, feature))) == [""]
+    )
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ({"": SOURCE}, "name of a source must be a text that is not empty, got ''"),
-        ({1: SOURCE}, "must be a text that is not empty, got 1"),
-        (
-            {"a": {"x": X}, "b": {"x": []}},
-            r"'x' must have at least.*\n  in Trainer.train_data\['b'\]",
-        ),
-        ({"x": []}, r"'x' must have at least.*\n  in Trainer.train_data$"),
-    ],
-)
+BADLY_NAMED = [
+    ({"": SOURCE}, "name of a source must be a text that is not empty, got ''"),
+    ({1: SOURCE}, "must be a text that is not empty, got 1"),
+    ({"a": {"x": X}, "b": {"x": []}}, r"'x' must have .*\n  in Trainer.train_data\['b'\]$"),
+    ({"x": []}, r"'x' must have at least.*\n  in Trainer.train_data$"),
+]
+
+
+@pytest.mark.parametrize(("data", "message"), BADLY_NAMED)
 def test_unfit_training_data_are_named(data, message):
     with pytest.raises(DataError, match=message):
         sources_by_name(data)

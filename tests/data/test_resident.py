@@ -1,7 +1,5 @@
 """Arrays on the devices: packed, gathered to the bit, and when they lie there."""
 
-import types
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,7 +8,7 @@ from tensorflow.python.framework import kernels
 from ddl.data import BatchPipeline, Source
 from ddl.data import resident as module
 from ddl.data.resident import GPU, HOST, gather, numeric_arrays
-from ddl.devices.path import CPU, TPU, taking
+from ddl.devices.path import CPU, taking
 from ddl.devices.path import GPU as GPU_PATH
 from ddl.errors import ConfigError
 from tests.conftest import make_strategy
@@ -65,14 +63,10 @@ def test_arrays_as_they_lie_in_memory(packing, order):
 
 
 def test_on_a_gpu_each_array_is_gathered_where_it_lies():
-    on_gpu = {
-        value
-        for kernel in kernels.get_registered_kernels_for_op("GatherV2").kernel
-        if kernel.device_type == "GPU"
-        for constraint in kernel.constraint
-        if constraint.name == "Tparams"
-        for value in constraint.allowed_values.list.type
-    }
+    registered = kernels.get_registered_kernels_for_op("GatherV2").kernel
+    of_gpu = [each.constraint for each in registered if each.device_type == "GPU"]
+    rows = [one for each in of_gpu for one in each if one.name == "Tparams"]
+    on_gpu = {value for one in rows for value in one.allowed_values.list.type}
     if not on_gpu:
         pytest.skip("this TensorFlow has no GPU kernels")
     for dtype in DTYPES:
@@ -82,37 +76,18 @@ def test_on_a_gpu_each_array_is_gathered_where_it_lies():
             assert tf.as_dtype(packed.dtype).as_datatype_enum in on_gpu, dtype
 
 
-def test_cpus_gather_bytes_in_words_of_32_bits():
-    packed = {name: HOST.packed(array((5,), name)).dtype.name for name in DTYPES}
-    in_words = dict.fromkeys(["int8", "uint8", "int16", "uint16", "uint32"], "int32")
-    assert packed == {name: name for name in DTYPES} | in_words | {"uint64": "int64"}
-
-
-def of_devices(*devices):
-    extended = types.SimpleNamespace(worker_devices=devices)
-    return types.SimpleNamespace(extended=extended, _should_use_with_coordinator=False)
-
-
-def test_the_devices_decide_the_packing():
-    first = "/job:localhost/replica:0/task:0/device:"
-    for path, kind, packing in ((CPU, "CPU", HOST), (GPU_PATH, "GPU", GPU), (TPU, "TPU", HOST)):
-        strategy = of_devices(f"{first}{kind}:0", f"{first}{kind}:1")
-        assert path.packs_int32 == (packing is GPU)
-        assert module._packing_for(strategy) is packing
-        with taking(GPU_PATH):
-            assert module._packing_for(strategy) is GPU
-    assert module._packing_for(tf.distribute.get_strategy()) is HOST
-
-
-def test_arrays_lie_once_on_each_replicas_own_device():
-    pipeline = BatchPipeline(Source({"x": np.arange(8)}), 8, resident=True)
+@pytest.mark.parametrize(("path", "dtype"), [(CPU, tf.int32), (GPU_PATH, tf.int64)])
+def test_arrays_lie_once_on_each_replicas_own_device(path, dtype):
+    """Packed as its kind of device needs it."""
+    pipeline = BatchPipeline(Source({"x": np.arange(8, dtype=np.int32)}), 8, resident=True)
     strategy = make_strategy("mirrored", 4)
-    placed = pipeline.resident_arrays(strategy)["x"]
-    devices = [part.device for part in strategy.experimental_local_results(placed)]
-    assert [device[-5:] for device in devices] == ["CPU:0", "CPU:1", "CPU:2", "CPU:3"]
+    with taking(path):
+        placed = pipeline.resident_arrays(strategy)["x"]
+    parts = strategy.experimental_local_results(placed)
+    assert [part.device[-5:] for part in parts] == ["CPU:0", "CPU:1", "CPU:2", "CPU:3"]
+    assert {part.dtype for part in parts} == {dtype}
     assert pipeline.resident_arrays(strategy)["x"] is placed
-    other = make_strategy("one_device", 1)
-    assert pipeline.resident_arrays(other)["x"] is not placed
+    assert pipeline.resident_arrays(make_strategy("one_device", 1))["x"] is not placed
 
 
 def test_small_arrays_of_numbers_reside(monkeypatch):
@@ -125,16 +100,12 @@ def test_small_arrays_of_numbers_reside(monkeypatch):
     assert not BatchPipeline(arrays, 10, resident=False).resident
 
 
-@pytest.mark.parametrize(
-    ("source", "name"),
-    [
-        (Source({"x": ["a", "b"]}), "Arrays"),
-        (Source({"x": [1, 2]}, lambda item, seed: item), "Arrays"),
-        (Source([{"x": 1}, {"x": 2}]), "list"),
-    ],
-)
-def test_nothing_else_resides(source, name):
+TEXT, DECODED = Source({"x": ["a", "b"]}), Source({"x": [1, 2]}, lambda item, seed: item)
+
+
+@pytest.mark.parametrize("source", [TEXT, DECODED, Source([{"x": 1}, {"x": 2}])])
+def test_nothing_else_resides(source):
     assert numeric_arrays(source) is None
     assert not BatchPipeline(source, 2).resident
-    with pytest.raises(ConfigError, match=f"Only arrays of numbers .*got {name}. Set data_on_dev"):
+    with pytest.raises(ConfigError, match=f"Only arrays of .*got {source.name}. Set data_on_dev"):
         BatchPipeline(source, 2, resident=True)

@@ -16,9 +16,10 @@ def pipeline_of(num_examples=22, **kwargs):
     return BatchPipeline(Source({"x": np.arange(num_examples)}), 8, seed=3, **kwargs)
 
 
-@pytest.mark.parametrize(("kind", "replicas"), [("one_device", 1), ("mirrored", 2)])
-@pytest.mark.parametrize("num_examples", [22, 1600])  # all batches full, or not
-@pytest.mark.parametrize("place_dtype", [tf.int32, tf.int64])
+CASES = [("one_device", 1, 1600, tf.int64), ("mirrored", 2, 22, tf.int32)]  # full batches, or not
+
+
+@pytest.mark.parametrize(("kind", "replicas", "num_examples", "place_dtype"), CASES)
 def test_tables_hold_the_rows_of_the_iterator(
     kind, replicas, num_examples, place_dtype, monkeypatch
 ):
@@ -34,18 +35,12 @@ def test_tables_hold_the_rows_of_the_iterator(
         return [pipeline.examples(batch, m, n)["x"] for n in (0, 1) for m in (0, 1)]
 
     @tf.function(autograph=False)
-    def from_table(rows, place, arrays):
-        batch = Batch(rows, arrays, batch_counter(tf.zeros([], tf.int64)), place)
-        found = strategy.run(microbatches, (batch,))
-        return [strategy.experimental_local_results(each) for each in found]
-
-    @tf.function(autograph=False)
-    def from_iterator(iterator):
-        batch = pipeline.next_batch(iterator, strategy, tf.zeros([], tf.int64))
+    def examples(batch):
         found = strategy.run(microbatches, (batch,))
         return [strategy.experimental_local_results(each) for each in found]
 
     arrays = pipeline.resident_arrays(strategy)
+    counter = batch_counter(tf.zeros([], tf.int64))
     for begin, end in [(5, 40), (0, 3), (100, 102)]:
         iterator = pipeline.iterator(strategy, begin)
         for update in range(begin, end):
@@ -53,28 +48,19 @@ def test_tables_hold_the_rows_of_the_iterator(
             assert ("weight" in table[""]) == (num_examples == 22)
             assert int(first) <= update < int(first) + 16
             place = tf.cast(update - first, place_dtype)
-            found = from_table(table[""], place, arrays)
-            np.testing.assert_array_equal(np.array(found), np.array(from_iterator(iterator)))
+            found = examples(Batch(table[""], arrays, counter, place))
+            np.testing.assert_array_equal(found, examples(Batch(next(iterator), arrays, counter)))
             assert tables.end_at(update + 1) == (update + 1 == int(first) + 16)
 
 
 def test_each_resident_source_has_a_table_of_one_length():
-    strategy = make_strategy("one_device", 1)
-    pipelines = {"a": pipeline_of(), "b": pipeline_of(9), "c": pipeline_of(resident=False)}
-    first, table = RowTables(pipelines, strategy).at(7)
-    assert first.numpy() == 7
-    assert set(table) == {"a", "b"}
+    one, streamed = make_strategy("one_device", 1), pipeline_of(resident=False)
+    tables = RowTables({"a": pipeline_of(), "b": pipeline_of(9), "c": streamed}, one)
+    first, table = tables.at(7)
+    assert (first.numpy(), set(table)) == (7, {"a", "b"})
     assert table["a"]["index"].shape == table["b"]["index"].shape == (1024, 8)
-
-
-def test_large_updates_have_short_tables():
-    source = Source({"x": np.zeros(10)})
-    pipelines = {"": BatchPipeline(source, 1 << 20), "few": BatchPipeline(source, 4)}
-    assert RowTables(pipelines, make_strategy("one_device", 1)).length == 16
-
-
-def test_without_resident_arrays_there_is_no_table():
-    tables = RowTables({"": pipeline_of(resident=False)}, make_strategy("one_device", 1))
-    first, table = tables.at(5)
-    assert (first.numpy(), table) == (0, {})
-    assert not tables.end_at(6)
+    large = BatchPipeline(Source({"x": np.zeros(10)}), 1 << 20)
+    assert RowTables({"a": pipeline_of(), "large": large}, one).length == 16
+    none = RowTables({"": streamed}, one)
+    assert none.at(5)[1] == {}
+    assert not none.end_at(6)
