@@ -48,7 +48,7 @@ def groups():
 
 
 @functools.cache
-def whole(optimizer, steps=4, **arguments):
+def whole(optimizer, steps=5, **arguments):
     """The figures of a trainer with whole slots."""
     return figures(make(make_strategy("mirrored", 2), False, optimizer, **arguments), steps)
 
