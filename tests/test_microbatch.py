@@ -8,7 +8,7 @@ from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.errors import ConfigError, TrainingDiverged
 from ddl.microbatch import current
 from ddl.precision import set_precision
-from tests.conftest import microbatch, save
+from tests.conftest import make_strategy, microbatch, save
 from tests.training.test_trainer import DATA
 
 
@@ -124,7 +124,9 @@ class Asking:
         return ddl.PerExample(loss, {"position": position, "drawn": drawn})
 
 
-def test_in_an_evaluation_the_batch_is_where_training_stands(strategy, tmp_path):
+def test_in_an_evaluation_the_batch_is_where_training_stands(tmp_path):
+    strategy = make_strategy("mirrored", 2)
+
     def build():
         with strategy.scope():
             task, optimizer = Asking(), keras.optimizers.SGD(1e-3)

@@ -1,4 +1,4 @@
-"""Each file of examples/: its command, a dry run, and three of them on two replicas."""
+"""Each file of examples/: its command, a dry run, and one of them on two replicas."""
 
 import functools
 import json
@@ -22,7 +22,6 @@ EXAMPLES = sorted(
     path.stem for path in (ROOT / "examples").glob("*.py") if path.with_suffix(".gin").exists()
 )
 SMALL = ("cnn.blocks = ((8,),)", "cnn.hidden_units = (16,)")
-PARITY = ("gan", "byol", "dp_sgd")
 
 _INPUTS = tempfile.TemporaryDirectory(prefix="ddl-examples-")
 
@@ -95,11 +94,10 @@ def trained(example, model_dir, strategy) -> tuple[dict[str, np.ndarray], dict[s
     return tensors, figures
 
 
-@pytest.mark.parametrize("example", PARITY)
-def test_the_same_on_two_replicas(example, tmp_path):
-    """Weights, slots, targets and own variables are equal in float64."""
-    expected, losses = trained(example, tmp_path / "one", ("one_device", 1))
-    found, ours = trained(example, tmp_path / "two", ("mirrored", 2))
+def test_the_same_on_two_replicas(tmp_path):
+    """Weights and slots are equal in float64. tests/contract/test_own_steps.py has other steps."""
+    expected, losses = trained("gan", tmp_path / "one", ("one_device", 1))
+    found, ours = trained("gan", tmp_path / "two", ("mirrored", 2))
     assert found.keys() == expected.keys()
     assert len(expected) > 4
     for name, value in expected.items():

@@ -12,7 +12,7 @@ from ddl.data.source import Source
 from ddl.metrics import ConfusionCounts, FunctionOfMean, KerasMetric, OfAllOutputs, Perplexity
 from ddl.metrics.in_float64 import float64_by_default
 
-SETS = 12
+SETS = 6
 BATCH = 16
 CLASSES = 3
 TOKENS = 2

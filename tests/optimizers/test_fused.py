@@ -38,7 +38,7 @@ CASES = [
     ("Adagrad", {"weight_decay": 0.1}),
     ("Adagrad", {"initial_accumulator_value": 0.0, "epsilon": 1e-2}),
 ]
-# One of each optimizer: for half precision, and for sparse gradients in float32.
+# One of each optimizer: for other precisions than float64, and for sparse gradients.
 FEW_CASES = [
     ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.02}),
     ("AdamW", {"weight_decay": 0.1}),
@@ -109,18 +109,10 @@ def assert_equal(got, expected, dtype):
 @pytest.mark.parametrize(
     ("dtype", "name", "arguments", "sparse"),
     [
-        *(("float32", *case, False) for case in CASES),
-        *(("float64", *case, sparse) for case in CASES for sparse in (False, True)),
-        *(
-            (dtype, *case, sparse)
-            for dtype, is_sparse in (
-                ("float32", [True]),
-                ("float16", [False, True]),
-                ("bfloat16", [False, True]),
-            )
-            for case in FEW_CASES
-            for sparse in is_sparse
-        ),
+        *(("float64", *case, False) for case in CASES),
+        *(("float64", *case, True) for case in FEW_CASES),
+        *(("float32", *case, sparse) for case in FEW_CASES for sparse in (False, True)),
+        *((dtype, *case, False) for dtype in ("float16", "bfloat16") for case in FEW_CASES),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else str(value),
 )

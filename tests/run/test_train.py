@@ -135,7 +135,7 @@ REGULARIZED = {"gin_file": "digits_cnn_regularized.gin"}
 def regularized(tmp_path_factory) -> Path:
     """A run on two replicas with dropout, an average of the weights and two microbatches."""
     model_dir = tmp_path_factory.mktemp("regularized") / "run"
-    run(model_dir, **REGULARIZED, strategy=("mirrored", 2))
+    run(model_dir, "TRAIN_STEPS = 20", **REGULARIZED, strategy=("mirrored", 2))
     return model_dir
 
 
@@ -143,7 +143,7 @@ def test_other_microbatches_are_noted_if_statistics_depend_on_them(
     finished, regularized, tmp_path, capsys
 ):
     shutil.copytree(regularized, tmp_path / "run")
-    run(tmp_path / "run", "ACCUMULATION_STEPS = 1", "TRAIN_STEPS = 42", **REGULARIZED)
+    run(tmp_path / "run", "ACCUMULATION_STEPS = 1", "TRAIN_STEPS = 22", **REGULARIZED)
     assert "ACCUMULATION_STEPS: 2 → 1. This model computes statistics" in capsys.readouterr().out
     shutil.copytree(finished, tmp_path / "other")
     run(tmp_path / "other", "ACCUMULATION_STEPS = 2", "TRAIN_STEPS = 42")
@@ -212,8 +212,7 @@ def test_a_run_resumes_with_layers_computed_again_and_without(tmp_path):
     plan = ("PRECISION = 'float64'", "EVAL_EVERY = None")
     run(tmp_path / "whole", *plan, **DIGITS_MLP)
     remat = ("Trainer.remat = @Remat()", "Remat.layers = 'hidden*'", "Remat.together = 2")
-    run(tmp_path / "run", *plan, "TRAIN_STEPS = 20", **DIGITS_MLP)
-    run(tmp_path / "run", *plan, *remat, "TRAIN_STEPS = 30", **DIGITS_MLP)
+    run(tmp_path / "run", *plan, *remat, "TRAIN_STEPS = 20", **DIGITS_MLP)
     run(tmp_path / "run", *plan, **DIGITS_MLP)
     ours, expected = tensors(tmp_path / "run"), tensors(tmp_path / "whole")
     for name, value in expected.items():
@@ -333,7 +332,8 @@ def test_another_number_of_replicas_is_noted_on_resuming(finished, tmp_path, cap
 SCALED = ("BASE_BATCH_SIZE = 16", "SCALING_RULE = 'linear'", "WARMUP_EPOCHS = 0.5")
 
 
-def test_scaling_and_warm_up_are_printed_and_logged_as_used(tmp_path, capsys):
+def test_scaling_and_warm_up_are_printed(capsys):
+    """tests/contract/test_macros.py holds that they are used."""
     run(None, *SCALED, dry_run=True)
     reported = " ".join(capsys.readouterr().out.split())
     for numbers in (
@@ -344,10 +344,6 @@ def test_scaling_and_warm_up_are_printed_and_logged_as_used(tmp_path, capsys):
         "STEPS_PER_EPOCH = 23",
     ):
         assert numbers in reported
-    run(tmp_path / "run", *SCALED, "LOG_EVERY = 1")
-    rates = [line["learning_rate"] for line in metrics(tmp_path / "run", "train")]
-    expected = [0.2 * min(s / 12, 1) * 0.5 ** (max(s - 12, 0) / 200) for s in range(40)]
-    np.testing.assert_allclose(rates, expected, rtol=1e-7)
 
 
 COSINE = (

@@ -10,7 +10,8 @@ from ddl.distribution.workers import Workers
 from ddl.precision import set_precision
 from ddl.step.moving_statistics import Statistics, synchronized
 from tests.conftest import for_each_kind_on_two, make_strategy, save
-from tests.training import test_trainer
+from tests.training.overflowing import Overflowing, second_batch_on
+from tests.training.test_trainer import DATA
 
 
 def unsynchronized_trainer(strategy, examples=32, **arguments):
@@ -104,12 +105,12 @@ def test_any_variable_that_a_layer_writes(strategy):
         scaled = keras.layers.Rescaling(1 / 255)
         layers = [scaled, keras.layers.Flatten(), counter, keras.layers.Dense(2)]
         model = keras.Sequential([keras.Input((6, 6, 1)), *layers])
-        task = test_trainer.Overflowing(model, test_trainer.second_batch_on(0))
+        task = Overflowing(model, second_batch_on(0))
         trainer = ddl.Trainer(
             task,
             keras.optimizers.SGD(1e-4),
-            test_trainer.DATA,
-            eval_data=test_trainer.DATA,
+            DATA,
+            eval_data=DATA,
             global_batch_size=32,
             weight_average=ddl.ExponentialMovingAverage(0.5),
             loss_scale=ddl.LossScale(1024.0),
@@ -152,8 +153,8 @@ def test_a_layer_that_learned_outside_of_the_scope():
         trainer = ddl.Trainer(
             task,
             keras.optimizers.SGD(1e-5),
-            test_trainer.DATA,
-            eval_data=test_trainer.DATA,
+            DATA,
+            eval_data=DATA,
             global_batch_size=32,
             weight_average=ddl.ExponentialMovingAverage(),
             loss_scale=ddl.LossScale(2.0),

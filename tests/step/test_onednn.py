@@ -48,8 +48,6 @@ def inlined_into_loops(definition):
     [
         ("one_device", 1, 1, "auto"),
         ("one_device", 1, 2, False),
-        ("one_device", 1, 1, False),
-        ("mirrored", 2, 1, False),
         ("mirrored", 2, 2, "auto"),
     ],
 )

@@ -59,11 +59,7 @@ def weighted_mean_gradient(data):
 # Slow to build, so few examples a place; the sizes, weights and masks are what varies.
 @pytest.mark.parametrize(
     ("place", "accumulation_steps"),
-    [
-        *((("one_device", 1), accumulation_steps) for accumulation_steps in (1, 3)),
-        *((("mirrored", 2), accumulation_steps) for accumulation_steps in (1, 3)),
-        (("central_storage", 2), 3),
-    ],
+    [(("one_device", 1), 1), (("mirrored", 2), 3)],
 )
 @settings(max_examples=4)
 @given(data=batches(), spare=st.integers(0, 2))
@@ -127,10 +123,9 @@ class HugeRows:
         return ddl.PerExample(tf.reduce_sum(y, [1, 2]) * 3e38)
 
 
-@pytest.mark.parametrize("place", [("one_device", 1), ("mirrored", 2)], ids=str)
-def test_rows_are_added_before_they_are_asked_to_be_finite(place):
+def test_rows_are_added_before_they_are_asked_to_be_finite():
     set_precision("float32")
-    strategy = make_strategy(*place)
+    strategy = make_strategy("mirrored", 2)
     with strategy.scope():
         task, optimizer = HugeRows(), keras.optimizers.SGD(1.0)
     trainer = ddl.Trainer(

@@ -1,3 +1,8 @@
+"""Averages of the weights; tests/contract/test_parity.py compares them with the rule.
+
+tests/contract/test_resume.py and test_overflow.py hold that they are saved, and skip an update.
+"""
+
 import keras
 import numpy as np
 import pytest
@@ -5,7 +10,7 @@ import tensorflow as tf
 
 import ddl
 from ddl.checkpoints.checkpoints import Checkpoints
-from ddl.errors import ConfigError, TrainingDiverged
+from ddl.errors import ConfigError
 from tests.conftest import make_strategy, save
 from tests.training.rewinding import Start
 from tests.training.test_trainer import IMAGES, LABELS, make_trainer, weights_and_slots
@@ -28,37 +33,9 @@ def assert_same(ours, theirs):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize(
-    ("where", "warm_up", "accumulation_steps"),
-    [
-        (("one_device", 1), False, 1),
-        (("one_device", 1), True, 2),
-        (("mirrored", 2), True, 2),
-        (("central_storage", 2), True, 2),
-    ],
-    ids=str,
-)
-def test_follows_the_rule_once_an_update(where, warm_up, accumulation_steps):
-    rule = ddl.ExponentialMovingAverage(0.7, warm_up=warm_up)
-    trainer = make_trainer(
-        make_strategy(*where), weight_average=rule, accumulation_steps=accumulation_steps
-    )
-    expected = weights(trainer)
-    for t in range(1, 12):
-        trainer.train(1)
-        decay = min(0.7, (1 + t) / (10 + t)) if warm_up else 0.7
-        now = weights(trainer)
-        expected = [decay * e + (1 - decay) * w for e, w in zip(expected, now, strict=True)]
-        for ours, value in zip(averages(trainer), expected, strict=True):
-            np.testing.assert_allclose(ours, value, rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize(
-    "where", [("one_device", 1), ("mirrored", 1), ("mirrored", 2), ("central_storage", 2)], ids=str
-)
-def test_evaluates_the_average_and_leaves_training_alone(where):
+def test_evaluates_the_average_and_leaves_training_alone():
     """A run that evaluates in between ends with the same bits as a run that does not."""
-    other = make_trainer(make_strategy(*where), weight_average=RULE, precision="float32")
+    other = make_trainer(make_strategy("mirrored", 2), weight_average=RULE, precision="float32")
     start = Start(other)
     other.train(10)
     straight = weights_and_slots(other) + averages(other)
@@ -111,28 +88,6 @@ def test_neither_trains_nor_saves_nor_restores_with_the_average_in_place(tmp_pat
         with trainer.evaluation_weights(), pytest.raises(ConfigError, match="evaluation weights"):
             refused()
     assert not list(tmp_path.iterdir())
-
-
-def test_a_skipped_update_does_not_move_it():
-    broken = {"image": IMAGES.astype(np.float32) * 1e30, "label": LABELS}
-    rule = ddl.ExponentialMovingAverage(0.0, warm_up=False)
-    arguments = {"precision": "mixed_float16", "max_skipped_updates": 3, "weight_average": rule}
-    trainer = make_trainer(make_strategy("mirrored", 2), broken, **arguments)
-    before = averages(trainer)
-    with pytest.raises(TrainingDiverged):
-        trainer.train(1)
-    assert_same(averages(trainer), before)
-
-
-def test_is_saved_and_goes_on(tmp_path):
-    first, second = (make_trainer(make_strategy("mirrored", 2), weight_average=RULE) for _ in "ab")
-    first.train(4)
-    save(tmp_path, first)
-    Checkpoints(tmp_path, second).restore_latest()
-    assert_same(averages(second), averages(first))
-    for trainer in (first, second):
-        trainer.train(5)
-    assert_same(averages(second), averages(first))
 
 
 def test_is_restored_for_looking_at_the_model_alone(tmp_path):

@@ -21,8 +21,6 @@ EXAMPLES, BATCH, STEPS, BEFORE = 20, 8, 5, 2
 IMAGES = RANDOM.integers(0, 256, (EXAMPLES, 8, 8, 1), np.uint8)
 LABELS = RANDOM.integers(0, 3, EXAMPLES)
 TOKENS = RANDOM.integers(0, 11, (EXAMPLES, 7))
-# Two documents in each row, then padding.
-SEGMENTS = np.tile([1, 1, 1, 2, 2, 0], (EXAMPLES, 1))
 DATA = {
     "images": {"image": IMAGES, "label": LABELS},
     "tokens": {
@@ -38,18 +36,6 @@ DATA = {
     },
     "documents": {"token": TOKENS, "length": RANDOM.integers(1, 8, EXAMPLES)},
     "several": {"image": IMAGES, "label": RANDOM.integers(0, 2, (EXAMPLES, 3))},
-    "rows": {
-        "token": TOKENS[:, :-1],
-        "next_token": TOKENS[:, 1:],
-        "token_weight": (SEGMENTS > 0) * 1.0,
-        "segment": SEGMENTS,
-        "position": np.tile([0, 1, 2, 0, 1, 0], (EXAMPLES, 1)),
-    },
-    "classes": {
-        "numbers": RANDOM.normal(size=(EXAMPLES, 3)),
-        "colour": RANDOM.integers(0, 4, EXAMPLES),
-        "label": np.eye(3, dtype="f4")[LABELS],
-    },
 }
 
 
@@ -78,12 +64,6 @@ CASES = {
             ddl.layers.TokenMasking(11, 11, rate=0.4),
         ),
     ),
-    "gpt, packed rows": (
-        "rows",
-        lambda: ddl.LanguageModel(
-            ddl.models.gpt(11, 6, width=8, heads=2, blocks=1, dropout=0.2, packed=True)
-        ),
-    ),
     "lstm": ("tokens", lambda: ddl.LanguageModel(recurrent())),
     "vit": (
         "images",
@@ -94,7 +74,7 @@ CASES = {
     "unet": (
         "pixels",
         lambda: ddl.Segmentation(
-            ddl.models.unet((8, 8, 1), 4, widths=(4, 6), normalized=False),
+            ddl.models.unet((8, 8, 1), 4, widths=(4, 6)),
             ignored=3,
             class_weights=[1, 2, 0.5, 1],
         ),
@@ -104,13 +84,6 @@ CASES = {
         lambda: ddl.Regression(
             ddl.models.table_mlp(1, numbers=3, categories={"colour": 4}, hidden_units=(5,)),
             loss="huber",
-        ),
-    ),
-    "table, classes": (
-        "classes",
-        lambda: ddl.Classification(
-            ddl.models.table_mlp(3, numbers=3, categories={"colour": 4}, hidden_units=(5,)),
-            label_smoothing=0.1,
         ),
     ),
     "several": ("several", lambda: ddl.MultiLabel(small_mlp(), positive_weights=[1, 2, 3])),
@@ -126,13 +99,6 @@ CASES = {
             metrics=["accuracy"],
             class_weight={1: 2.0},
         ),
-    ),
-}
-# Moments are those of a microbatch.
-NORMALIZED = {
-    "unet, normalized": (
-        "pixels",
-        lambda: ddl.Segmentation(ddl.models.unet((8, 8, 1), 4, widths=(4, 6))),
     ),
     "resnet": (
         "images",
@@ -152,13 +118,10 @@ NORMALIZED = {
 }
 
 
-ALL = {**CASES, **NORMALIZED}
-
-
-def make_trainer(name: str, strategy: tf.distribute.Strategy, microbatches: int = 1) -> ddl.Trainer:
+def make_trainer(name: str, strategy: tf.distribute.Strategy) -> ddl.Trainer:
     set_precision("float64")
     keras.utils.set_random_seed(1)
-    data, make_task = ALL[name]
+    data, make_task = CASES[name]
     with strategy.scope():
         return ddl.Trainer(
             make_task(),
@@ -166,7 +129,6 @@ def make_trainer(name: str, strategy: tf.distribute.Strategy, microbatches: int 
             DATA[data],
             global_batch_size=BATCH,
             eval_data=DATA[data],
-            accumulation_steps=microbatches,
             seed=3,
         )
 

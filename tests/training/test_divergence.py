@@ -85,7 +85,10 @@ class SecondOfTwo(Workers):
 def test_an_overflow_on_another_worker_is_named(monkeypatch):
     monkeypatch.setattr("ddl.training.divergence.Workers", SecondOfTwo)
     trainer = overflowing_trainer(
-        make_strategy("mirrored", 2), lambda batch: 1, max_skipped_updates=3
+        make_strategy("mirrored", 2),
+        lambda batch: 1,
+        batch_normalization=False,
+        max_skipped_updates=3,
     )
     with pytest.raises(TrainingDiverged, match=r"logits/bias on replica 3 of worker 1\."):
         trainer.train(1)
@@ -100,7 +103,10 @@ def test_where_one_worker_cannot_tell_none_computes(monkeypatch):
 
     monkeypatch.setattr("ddl.training.divergence.Workers", OtherCannot)
     trainer = overflowing_trainer(
-        make_strategy("mirrored", 2), lambda batch: 1, max_skipped_updates=3
+        make_strategy("mirrored", 2),
+        lambda batch: 1,
+        batch_normalization=False,
+        max_skipped_updates=3,
     )
     with pytest.raises(TrainingDiverged, match="The origin could not be located"):
         trainer.train(1)

@@ -14,7 +14,7 @@ def halving(rate):
 
 def test_each_optimizer_counts_its_own_updates():
     """The discriminator makes three updates a step, the generator one in each even step."""
-    trainer = build("Critic", make_strategy("mirrored", 2))
+    trainer = build("Critic", make_strategy("one_device", 1))
     optimizers = trainer.optimizer
     for name, rate in (("generator", 1.0), ("discriminator", 1.0)):
         optimizers[name].learning_rate = halving(rate)

@@ -108,7 +108,6 @@ def shapes(made):
 @pytest.mark.parametrize(
     ("where", "arguments"),
     [
-        (("one_device", 1), {}),
         (("one_device", 1), {"accumulation_steps": 4}),
         (("mirrored", 2), {"accumulation_steps": 2}),
         (("central_storage", 2), {}),

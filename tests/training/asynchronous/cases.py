@@ -41,7 +41,7 @@ def build(workers: int, servers: int) -> tf.distribute.Strategy:
     return build_parameter_server_strategy(ClusterTimeouts(60, 60, 60))
 
 
-PARITY = ("plain", *parity_cases.COMBINED)
+PARITY = (*parity_cases.COMBINED,)[:2]
 
 
 def parity(strategy: tf.distribute.Strategy) -> Any:
@@ -160,12 +160,6 @@ def overflows(strategy: tf.distribute.Strategy) -> Any:
     }
 
 
-def bfloat16(strategy: tf.distribute.Strategy) -> Any:
-    """Trains in mixed_bfloat16, which needs no loss scale."""
-    trained = trainer(strategy, "mixed_bfloat16")
-    return {"loss": trained.train(200)["loss"], "scale": trained.loss_scale, "step": trained.step}
-
-
 def refused(strategy: tf.distribute.Strategy) -> Any:
     """Returns the errors for data that cannot be sent to workers, and for predictions."""
     source = ddl.data.RandomAccessSource(lambda indices: {"image": indices}, 10)
@@ -185,11 +179,6 @@ def _error(call: Callable[[], Any]) -> str | None:
     except ddl.errors.ConfigError as error:
         return str(error)
     return None
-
-
-# ------------------------------------------------------------ tables in parts, data from files
-
-PARTS = 4
 
 
 if __name__ == "__main__":

@@ -72,8 +72,7 @@ def test_a_subclass_has_attributes_of_its_own_and_a_method_can_be_replaced(train
     assert trainer.evaluate() == {"loss": 0.0}
 
 
-@pytest.mark.parametrize("trains_before", [False, True])
-@pytest.mark.parametrize("frozen", ["hidden", "dropout"])
+@pytest.mark.parametrize(("trains_before", "frozen"), [(False, "dropout"), (True, "hidden")])
 def test_trainable_is_fixed_when_the_trainer_is_made(trainer, trains_before, frozen):
     if trains_before:
         trainer.train(1)

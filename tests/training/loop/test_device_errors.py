@@ -1,6 +1,5 @@
 """Errors of TensorFlow, sorted: of the data, of a device, of a compiler, of anything else."""
 
-import subprocess
 import sys
 
 import numpy as np
@@ -12,6 +11,7 @@ from ddl.data.checks import data_errors
 from ddl.errors import ConfigError, DataError, DeviceError
 from ddl.training.loop.device_errors import device_errors
 from tests.conftest import make_strategy
+from tests.processes import forked
 from tests.training.test_trainer import IMAGES, LABELS, make_trainer
 
 
@@ -125,7 +125,8 @@ def test_operations_that_are_not_deterministic_are_named(text):
     assert text.rstrip(".") in str(caught.value)
 
 
-def test_what_tensorflow_refuses_under_determinism_is_recognized():
+@pytest.mark.processes
+def test_what_tensorflow_refuses_under_determinism_is_recognized(tmp_path):
     """On CPUs it refuses few operations: random ones without any seed, and the time."""
     code = """
 import tensorflow as tf
@@ -139,9 +140,10 @@ for call in (tf.timestamp, lambda: tf.random.uniform([2])):
     except ConfigError as error:
         print(error)
 """
-    found = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+    (tmp_path / "program.py").write_text(code)
+    command = [sys.executable, str(tmp_path / "program.py")]
+    done = forked.run(command, capture_output=True, text=True, check=True)
+    found = done.stdout.splitlines()
     assert len(found) == 2
     assert "at Timestamp: Timestamp cannot be called when determinism is enabled." in found[0]
     assert "Random ops require a seed" in found[1]
