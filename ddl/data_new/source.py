@@ -174,7 +174,7 @@ class Source:
             first = {name: rows[0] for name, rows in self._read_rows(np.zeros(1, np.int64)).items()}
         else:
             first, again = (self._example(0, self._read([0])[0][1]) for _ in range(2))
-            if not _are_same(first, again):
+            if not are_same(first, again):
                 raise DataError(
                     f"Two reads of item 0 of {self.name} differ, so a run could not be repeated or "
                     "resumed. Augment in decode(item, seed) by TensorFlow's stateless operations, "
@@ -228,7 +228,8 @@ def _unreadable(name: str, item: str, error: Exception) -> DataError:
     )
 
 
-def _are_same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
+def are_same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
+    """Returns whether two examples, or batches, are equal; NaN equals NaN."""
     return first.keys() == second.keys() and all(
         first[name].dtype == second[name].dtype
         and (
