@@ -1,7 +1,7 @@
 """Whether the elements of a user's pipeline are examples or batches of examples."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -20,21 +20,9 @@ AS_BATCHES = (
 Spec = Mapping[str, tf.TensorSpec]
 
 
-class Elements(NamedTuple):
-    """What the elements of a `tf.data.Dataset` are.
-
-    Attributes:
-      are_batches: Whether they are batches.
-      spec: Specification of one example.
-      examples: Number of examples; tf.data.INFINITE_CARDINALITY, or UNKNOWN_CARDINALITY.
-    """
-
-    are_batches: bool
-    spec: dict[str, tf.TensorSpec]
-    examples: int
-
-
-def elements_of(dataset: tf.data.Dataset, spec: Spec, batched: bool | None, what: str) -> Elements:
+def elements_of(
+    dataset: tf.data.Dataset, spec: Spec, batched: bool | None, what: str
+) -> tuple[bool, dict[str, tf.TensorSpec], int]:
     """Finds out whether elements are batches, and the number of examples.
 
     Args:
@@ -42,6 +30,10 @@ def elements_of(dataset: tf.data.Dataset, spec: Spec, batched: bool | None, what
       spec: Its features.
       batched: Whether elements are batches; None: found out.
       what: What messages call an element.
+
+    Returns:
+      Whether elements are batches; the specification of one example; and the number of examples,
+      which may be tf.data.INFINITE_CARDINALITY or UNKNOWN_CARDINALITY.
 
     Raises:
       DataError: If a shape is not static, or it cannot be known whether elements are batches.
@@ -58,11 +50,13 @@ def elements_of(dataset: tf.data.Dataset, spec: Spec, batched: bool | None, what
     if batched and count >= 0 and rows is not None:
         count *= rows
     elif batched and count >= 0:  # the last batch may be shorter
-        is_known = operation is not None and int(operation.cardinality()) == count
-        examples = operation._inputs()[0] if is_known else None
-        is_known = examples is not None and _batch_operation(examples) is None
-        count = int(examples.cardinality()) if is_known else tf.data.UNKNOWN_CARDINALITY
-    return Elements(batched, example_spec(spec, batched, what), count)
+        # Operations that change the number of batches, or batch batches, hide that of examples.
+        count, before = tf.data.UNKNOWN_CARDINALITY, count
+        if operation is not None and int(operation.cardinality()) == before:
+            (examples,) = operation._inputs()
+            if _batch_operation(examples) is None:
+                count = int(examples.cardinality())
+    return batched, example_spec(spec, batched, what), count
 
 
 def described(spec: Spec) -> str:

@@ -9,13 +9,10 @@ import tensorflow as tf
 
 from ddl.data.arrays import Arrays
 from ddl.data.batched import described
-from ddl.data.features import named
 from ddl.data.order import example_at
 from ddl.data.source import Source
 from ddl.data.stream import Stream
 from ddl.errors import ConfigError, DataError
-
-_NUMBER = "number of the source"  # a feature of rows
 
 _Located = Callable[[np.ndarray], np.ndarray]  # indices to those in all sources, int64 [b]
 
@@ -32,12 +29,8 @@ def subset(data: Any, examples: int | Sequence[int] | np.ndarray) -> Source:
     """
     (source,) = _alike([data], "subset")
     chosen = np.arange(examples) if isinstance(examples, int) else np.asarray(examples)
-    if (
-        chosen.ndim != 1
-        or chosen.dtype.kind not in "iu"
-        or not chosen.size
-        or not 0 <= chosen.min() <= chosen.max() < len(source)
-    ):
+    is_valid = chosen.ndim == 1 and chosen.dtype.kind in "iu" and chosen.size > 0
+    if not is_valid or chosen.min() < 0 or chosen.max() >= len(source):
         raise DataError(
             f"subset.examples must be a number from 1 to {len(source):,}, the examples of "
             f"{source.name}, or a list of indices below that, got {examples!r:.80}."
@@ -133,14 +126,11 @@ def _mixed(ends: np.ndarray, lengths: np.ndarray, indices: np.ndarray) -> np.nda
 
 
 class _Combined:
-    """Examples of several sources. Where they decode differently, rows have a source's number."""
+    """Examples of several sources, by their indices among those of all."""
 
     def __init__(self, sources: Sequence[Source], length: int, located: _Located):
         self._sources, self._length, self._located = sources, length, located
         self._ends = np.cumsum([len(source) for source in sources])
-        first = sources[0].decode
-        self.decodes_alike = all(source.decode == first for source in sources)
-        self.decode = first if self.decodes_alike else self._decode
 
     def __len__(self) -> int:
         return self._length
@@ -161,29 +151,18 @@ class _Combined:
         for number in np.unique(numbers):
             source = self._sources[number]
             parts.append(source.rows(indices[numbers == number] - self._ends[number] + len(source)))
-        rows = parts[0]
-        if len(parts) > 1:
-            places = np.argsort(np.argsort(numbers, kind="stable"))
-            rows = {name: np.concatenate([part[name] for part in parts])[places] for name in rows}
-        return rows if self.decodes_alike else rows | {_NUMBER: numbers}
-
-    def _decode(self, item: dict[str, tf.Tensor], seed: tf.Tensor) -> dict[str, tf.Tensor]:
-        row = {name: value for name, value in item.items() if name != _NUMBER}
-        branches = [functools.partial(_decoded, source, row, seed) for source in self._sources]
-        return tf.switch_case(tf.cast(item[_NUMBER], tf.int32), branches)
-
-
-def _decoded(source: Source, row: Any, seed: tf.Tensor) -> dict[str, tf.Tensor]:
-    example = named(row if source.decode is None else source.decode(row, seed), source.name)
-    return {name: example[name] for name in sorted(example)}
+        if len(parts) == 1:
+            return parts[0]
+        places = np.argsort(np.argsort(numbers, kind="stable"))
+        return {name: np.concatenate([part[name] for part in parts])[places] for name in parts[0]}
 
 
 def _combined(sources: Sequence[Source], length: int, located: _Located) -> Source:
-    items = _Combined(sources, length, located)
+    items: Any = _Combined(sources, length, located)
+    if length <= sum(map(len, sources)) and all(map(_in_memory, sources)):
+        items = items.rows(np.arange(length))
     files = [file for source in sources for file in source.files]
-    if items.decodes_alike and length <= sum(map(len, sources)) and all(map(_in_memory, sources)):
-        return Source(items.rows(np.arange(length)), items.decode, files=files)
-    return Source(items, items.decode, files=files)
+    return Source(items, sources[0].decode, files=files)
 
 
 def _in_memory(source: Source) -> bool:
@@ -202,11 +181,13 @@ def _alike(sources: Sequence[Any], user: str) -> list[Source]:
             "tf.data.Dataset has its own methods: take, skip, concatenate, sample_from_datasets."
         )
     found = [source if isinstance(source, Source) else Source(source) for source in sources]
-    first, *others = (f"{described(one.row_spec)} → {described(one.element_spec)}" for one in found)
-    for number, form in enumerate(others, start=1):
-        if form != first:
+    first = found[0]
+    for number, source in enumerate(found):
+        given, wanted = described(source.row_spec), described(first.row_spec)
+        if given != wanted or source.decode != first.decode:
             raise DataError(
-                f"{user} needs sources of the same features before and after decode. Number 0 has "
-                f"{first}; number {number} has {form}. Rename or convert features of one."
+                f"{user} needs sources of the same features and decode. Number 0 has {wanted}; "
+                f"number {number} has {given}. Convert them, and pass one decode to all: "
+                f"ddl.data.Source({user}([first.items, second.items]), decode)."
             )
     return found

@@ -229,7 +229,7 @@ class Source:
             first = {name: rows[0] for name, rows in self._read_rows(np.zeros(1, np.int64)).items()}
         else:
             first, again = (self._example(0, self._read([0])[0]) for _ in range(2))
-            if not _are_same(first, again):
+            if not are_same(first, again):
                 raise DataError(
                     f"Two reads of item 0 of {self.name} differ, so a run could not be repeated or "
                     "resumed. Augment in decode(item, seed) by TensorFlow's stateless operations, "
@@ -277,7 +277,7 @@ def first_line(error: Exception) -> str:
     return re.sub(r"\{\{.*?\}\} | \[Op:.*", "", str(error).splitlines()[0]).rstrip(".")
 
 
-def _are_same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
+def are_same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
     """Returns whether two examples are equal, numbers to the bit."""
     return first.keys() == second.keys() and all(
         one.dtype == two.dtype

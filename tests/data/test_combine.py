@@ -1,5 +1,7 @@
 """Parts and unions of sources: which examples they hold."""
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -78,7 +80,7 @@ def test_parts_of_arrays_in_memory_stay_arrays(tmp_path):
 def test_folds_hold_out_each_example_once(count):
     data = arrays(0, count)
     held_out = [numbers(k_fold(data, 5, fold, "held_out", seed=3)) for fold in range(5)]
-    assert sorted(one for part in held_out for one in part) == list(range(count))
+    assert sorted(itertools.chain(*held_out)) == list(range(count))
     assert max(map(len, held_out)) - min(map(len, held_out)) <= 1
     assert held_out[0] != list(range(len(held_out[0])))
     for fold in range(5):
@@ -102,23 +104,6 @@ def test_a_mixture_of_sources_of_one_size_does_not_align_them():
     found = np.array(numbers(mix([Items(0, 500), Items(1000, 500)], [0.5, 0.5])))
     first, second = found[found < 1000], found[found >= 1000] - 1000
     assert np.mean(first[:400] == second[:400]) < 0.05
-
-
-def examples(source):
-    rows = {
-        name: tf.constant(values) for name, values in source.rows(np.arange(len(source))).items()
-    }
-    decoded = tf.data.Dataset.from_tensor_slices(rows).map(
-        lambda item: source.decode(item, tf.constant([0, 0], tf.int64))
-    )
-    return [(int(one["x"]), one["text"].decode()) for one in decoded.as_numpy_iterator()]
-
-
-def test_each_source_is_decoded_by_its_own_function():
-    first, second = Source(Items(0, 2), decode_as("a")), Source(Items(5, 2), decode_as("b"))
-    joined = concatenate([first, second, Items(7, 1)])
-    assert examples(joined) == [(0, "at0"), (1, "at1"), (5, "bt5"), (6, "bt6"), (7, "t7")]
-    assert joined.element_spec.keys() == {"x", "text"}
 
 
 def test_one_decode_is_passed_on():
@@ -147,6 +132,10 @@ WRONG = {
     "no sources": (lambda: mix([], []), "list of at least one source"),
     "other features": (lambda: concatenate([X, {"y": X["x"]}]), "Number 0 has x.*number 1 has y"),
     "other shapes": (lambda: mix([X, {"x": np.ones([2, 3])}], [0.5, 0.5]), "same features"),
+    "other decodes": (
+        lambda: concatenate([Source(Items(0, 2), decode_as("a")), Items(2, 2)]),
+        "same features and decode.*one decode to all",
+    ),
     "shares": (lambda: mix([X, X], [0.5, 0.6]), "add up to 1"),
     "no share": (lambda: mix([X, X], [1.0, 0.0]), "positive"),
     "one share": (lambda: mix([X, X], [1.0]), "2 positive numbers"),
