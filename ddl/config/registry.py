@@ -1,213 +1,94 @@
-"""Registry of the functions and classes that a config can name: ddl's own and Keras's.
+"""Registry of the functions and classes that a config can name: ddl's own, Keras's and the user's.
 
-Only this module accesses gin's private registry.
+Only this module accesses gin's private names.
 """
 
 import copy
 import functools
 import importlib
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import gin
 from gin import config as gin_config
 
-# ddl's own items as "module:attribute". Configs name them ddl.<attribute>, short <attribute>.
-# ddl's layers share their names with Keras's; configs name them ddl.layers.<attribute>.
-OWN: tuple[str, ...] = (
-    "ddl.training.checks.batch_size:global_batch_size",
-    "ddl.callbacks:AfterEvaluation",
-    "ddl.callbacks:AfterSave",
-    "ddl.callbacks:ConfusionMatrix",
-    "ddl.callbacks:Every",
-    "ddl.callbacks:SampleImages",
-    "ddl.callbacks:WorstExamples",
-    "ddl.data:ImageFolder",
-    "ddl.data:Mixture",
-    "ddl.data:concatenation",
-    "ddl.data:endless",
-    "ddl.data:from_items",
-    "ddl.data:hugging_face",
-    "ddl.data:images",
-    "ddl.data:k_fold",
-    "ddl.data:numpy_files",
-    "ddl.data:packed",
-    "ddl.data:penguins",
-    "ddl.data:record_files",
-    "ddl.data:romeo_and_juliet",
-    "ddl.data:shapes",
-    "ddl.data:skip_damaged",
-    "ddl.data:subset",
-    "ddl.data:synthetic_arrays",
-    "ddl.data:table",
-    "ddl.data:text_lines",
-    "ddl.data:token_lines",
-    "ddl.data:tfds",
-    "ddl.data:token_windows",
+from ddl.config.statements import MACRO, Binding, Key, complain
+from ddl.errors import ConfigError, did_you_mean
+
+# Modules whose public functions and classes a config may name as ddl.<name>, short <name>.
+_PUBLIC = ("callbacks", "data", "metrics", "models", "optimizers", "tasks")
+_OTHERS = (
+    "ddl:ExponentialMovingAverage LossScale LossWeight Remat Retention Trainer WarmStart",
     "ddl.optimizers.learning_rate:LearningRate",
-    "ddl.optimizers.loss_weight:LossWeight",
-    "ddl.optimizers.lengths:epochs_to_steps",
-    "ddl.optimizers.lengths:steps_after_warmup",
-    "ddl.optimizers.lengths:warmup_steps",
-    "ddl.metrics:ConfusionCounts",
-    "ddl.metrics:FunctionOfMean",
-    "ddl.metrics:KerasMetric",
-    "ddl.metrics:OfAllOutputs",
-    "ddl.metrics:Perplexity",
-    "ddl.models:bert",
-    "ddl.models:cnn",
-    "ddl.models:gpt",
-    "ddl.models:keras_application",
-    "ddl.models:keras_hub_model",
-    "ddl.models:load_exported",
-    "ddl.models:mlp",
-    "ddl.models:resnet",
-    "ddl.models:table_mlp",
-    "ddl.models:unet",
-    "ddl.models:vit",
-    "ddl.step.remat:Remat",
-    "ddl.optimizers:FusedAdagrad",
-    "ddl.optimizers:FusedAdam",
-    "ddl.optimizers:FusedAdamW",
-    "ddl.optimizers:FusedRMSprop",
-    "ddl.optimizers:FusedSGD",
-    "ddl.optimizers:Group",
-    "ddl.optimizers:LAMB",
-    "ddl.optimizers:LARS",
-    "ddl.optimizers:MomentumSGD",
-    "ddl.optimizers:ParameterGroups",
-    "ddl.optimizers:exclude_from_weight_decay",
+    "ddl.optimizers.lengths:epochs_to_steps steps_after_warmup warmup_steps",
     "ddl.optimizers.plateau:ReduceOnPlateau",
-    "ddl.precision:LossScale",
+    "ddl.optimizers.schedules:CosineWithRestarts OneCycle ReciprocalSquareRoot StepDecay",
     "ddl.precision:set_numerics",
-    "ddl.checkpoints.retention:Retention",
-    "ddl.callbacks.early_stopping:EarlyStopping",
     "ddl.run.plan:RunPlan",
     "ddl.run.predicting.settings:Predictions",
-    "ddl.run.trackers:MLflow",
-    "ddl.run.trackers:WeightsAndBiases",
-    "ddl.optimizers.schedules:CosineWithRestarts",
-    "ddl.optimizers.schedules:OneCycle",
-    "ddl.optimizers.schedules:ReciprocalSquareRoot",
-    "ddl.optimizers.schedules:StepDecay",
-    "ddl.tasks:Classification",
-    "ddl.tasks:Distillation",
-    "ddl.tasks:LanguageModel",
-    "ddl.tasks:MaskedLanguageModel",
-    "ddl.tasks:MultiLabel",
-    "ddl.tasks:Regression",
-    "ddl.tasks:Segmentation",
-    "ddl.tasks:Supervised",
-    "ddl.training.trainer:Trainer",
-    "ddl.checkpoints.warm_start:WarmStart",
-    "ddl.step.weight_average:ExponentialMovingAverage",
+    "ddl.run.trackers:MLflow WeightsAndBiases",
+    "ddl.training.checks.batch_size:global_batch_size",
 )
-
-LAYERS = "ddl.layers"
-
 # Not registered: metrics, whose names collide with those of the losses; activations, which Keras
 # takes by name ('relu'); and abstract base classes.
-KERAS_MODULES = (
-    "keras.optimizers",
-    "keras.optimizers.schedules",
-    "keras.losses",
-    "keras.initializers",
-    "keras.regularizers",
-    "keras.constraints",
-    "keras.layers",
-)
-KERAS_BASES = frozenset(
-    {
-        "Optimizer",
-        "LearningRateSchedule",
-        "Loss",
-        "Initializer",
-        "Regularizer",
-        "Constraint",
-        "Layer",
-        "Wrapper",
-    }
-)
-
-
-def register(item: Callable[..., Any], name: str | None = None, module: str = "ddl") -> None:
-    """Registers a function or class for configs as `module.name`, `name` for short.
-
-    The item itself is not modified, and a config builds plain instances of it. Bindings apply only
-    where a config refers to the item. Repeated registration has no effect.
-
-    Args:
-      item: The function or class.
-      name: Its name in configs; None takes its own name.
-      module: Prefix that distinguishes items of the same name.
-    """
-    name = name or item.__name__
-    known = gin_config._REGISTRY.get(f"{module}.{name}")
-    if known is None or known.wrapped is not item:
-        gin.external_configurable(item, name=name, module=module)
+_KERAS = "optimizers optimizers.schedules losses initializers regularizers constraints layers"
+_BASES = "Optimizer LearningRateSchedule Loss Initializer Regularizer Constraint Layer Wrapper"
 
 
 @functools.cache
 def register_all() -> None:
-    """Registers ddl's own items and Keras's; imports Keras."""
-    for path in OWN:
-        module, _, attribute = path.partition(":")
-        register(getattr(importlib.import_module(module), attribute))
-    layers = importlib.import_module(LAYERS)
-    for attribute in layers.__all__:
-        register(getattr(layers, attribute), module=LAYERS)
-    for module in KERAS_MODULES:
-        for attribute, item in vars(importlib.import_module(module)).items():
-            # Keras also exports classes under older names; only their own names are registered.
-            is_alias = attribute != getattr(item, "__name__", None)
-            if inspect.isclass(item) and not is_alias and attribute not in KERAS_BASES:
-                register(item, module=module)
-    _prefer_items_of_users()
+    """Registers ddl's own items and Keras's; imports Keras.
 
-
-def _prefer_items_of_users() -> None:
-    """Makes a name mean the user's item where ddl or Keras has one of the same name, too.
-
-    Otherwise a name that a later version of ddl adds would make a config ambiguous.
+    The items themselves are not modified, and a config builds plain instances of them.
     """
-    registry = gin_config._REGISTRY
-    find = registry.matching_selectors
+    for name in _PUBLIC:
+        _register(f"ddl.{name}", importlib.import_module(f"ddl.{name}").__all__, "ddl")
+    for module, _, names in (other.partition(":") for other in _OTHERS):
+        _register(module, names.split(), "ddl")
+    # ddl's layers share their names with Keras's; configs name them ddl.layers.<name>.
+    _register("ddl.layers", importlib.import_module("ddl.layers").__all__, "ddl.layers")
+    for name in (f"keras.{part}" for part in _KERAS.split()):
+        items = vars(importlib.import_module(name)).items()
+        # Keras also exports classes under older names; only their own names are registered.
+        own = [name for name, item in items if getattr(item, "__name__", "") == name]
+        _register(name, [each for each in own if each not in _BASES.split()], name)
 
-    def of_users_first(partial_selector: str) -> list[str]:
-        found = find(partial_selector)
-        own = [each for each in found if not each.startswith(("ddl.", "keras."))]
-        return own if len(own) == 1 else found
 
-    registry.matching_selectors = of_users_first
+def _register(module: str, names: Iterable[str], prefix: str) -> None:
+    for item in (getattr(importlib.import_module(module), name) for name in names):
+        if inspect.isclass(item) or inspect.isfunction(item):
+            gin.external_configurable(item, module=prefix)
 
 
 def matches(selector: str) -> list[Any]:
     """Returns the registered items that match a name: one unless unknown or ambiguous.
 
-    Each item has `wrapped` (the function or class), `wrapper` (the version that takes arguments
-    from the config), `selector` (its full name), `allowlist` and `denylist`.
+    Each has `wrapped`, the function or class, and `selector`, its full name.
     """
     return gin_config._REGISTRY.get_all_matches(selector)
 
 
-def items() -> list[Any]:
-    """Returns all registered items without gin's own; `matches` says what each has."""
-    return [item for selector, item in gin_config._REGISTRY.items() if selector[:4] != "gin."]
+def full_name(selector: str) -> str:
+    """Returns the full name for a selector; the selector itself if unknown or ambiguous."""
+    found = matches(selector)
+    return found[0].selector if len(found) == 1 else selector
 
 
 def short_name(selector: str) -> str:
     """Returns the shortest unambiguous name for a full name; other names unchanged."""
-    if selector not in gin_config._REGISTRY:
-        return selector
-    return gin_config._REGISTRY.minimal_selector(selector)
+    known = gin_config._REGISTRY
+    return known.minimal_selector(selector) if selector in known else selector
 
 
-def names() -> list[str]:
-    """Returns the shortest and the full names of all registered items, without gin's own."""
-    full = [selector for selector, _ in gin_config._REGISTRY.items()]
-    full = [selector for selector in full if not selector.startswith("gin.")]
-    return [short_name(selector) for selector in full] + full
+def shown(key: Key) -> str:
+    """Returns the left-hand side of a binding, with the shortest unambiguous name."""
+    scope, selector, parameter = key
+    if selector == MACRO:
+        return scope
+    name = f"{short_name(selector)}.{parameter}"
+    return f"{scope}/{name}" if scope else name
 
 
 def user_packages() -> set[str]:
@@ -217,54 +98,75 @@ def user_packages() -> set[str]:
     return packages - {"ddl", "keras", "gin", "tensorflow", "builtins"}
 
 
-def is_broken(item: Any) -> bool:
-    """Returns whether an item is a Keras layer or model that gin has modified in place.
+def is_constant(name: str) -> bool:
+    """Returns whether `%name` is a constant of gin's, such as a member of an Enum."""
+    return bool(gin_config._CONSTANTS.matching_selectors(name))
 
-    `@gin.configurable` replaces `__init__`, whose signature Keras then cannot read.
+
+def bind(binding: Binding) -> str:
+    """Binds a parameter in gin's config.
+
+    Returns:
+      gin's complaint, with a suggestion, if a name is unknown or ambiguous, the parameter does not
+      exist, or the value cannot be written to a config and read back; else "".
     """
-    return item.wrapper is item.wrapped and any(
-        base.__name__ == "Operation" and base.__module__.startswith("keras.")
-        for base in getattr(item.wrapped, "__mro__", ())
-    )
+    try:
+        gin.bind_parameter(binding[:3], gin_config.parse_value(repr(binding.value)))
+        return ""
+    except SyntaxError:
+        what = f"{binding.value!r} cannot be read back from a config. Use another value."
+    except (ValueError, KeyError) as error:
+        known = [short_name(selector) for selector, _ in gin_config._REGISTRY.items()]
+        known += [
+            name for item in matches(binding.selector) for name in parameters_of(item.wrapped)
+        ]
+        what = str(error).partition("\n")[0].strip('"')
+        *_, word = re.findall(r"'@?([\w./]+)(?:\(\))?'", what)
+        what += did_you_mean(word, known, cutoff=0.6) or " Correct it, or import its module."
+    return complain(binding.location, what)
 
 
-def calls() -> dict[tuple[str, str], dict[str, Any]]:
-    """Returns the calls so far: (scope, selector) to the values that gin supplied or recorded.
+def parameters_of(item: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Returns the parameters of a function or class, as far as Python knows them."""
+    try:
+        return inspect.signature(item).parameters
+    except (TypeError, ValueError):  # of a function in C
+        return {}
 
-    The values are bound values and literal defaults, without arguments that the caller passed.
-    """
+
+def operative_values() -> dict[Key, Any]:
+    """Returns the values that calls so far took from the config or from literal defaults."""
     with gin_config._OPERATIVE_CONFIG_LOCK:
-        return {call: dict(values) for call, values in gin_config._OPERATIVE_CONFIG.items()}
+        calls = gin_config._OPERATIVE_CONFIG.items()
+        return {(*call, name): value for call, taken in calls for name, value in taken.items()}
 
 
-class _Built:
-    """A bound value whose references are already called: every call takes the same result.
+class _Fixed:
+    """A bound value that every call gets as it is: gin deep-copies a bound value for each call.
 
-    gin deep-copies a bound value for each call, and the copy calls its references. This class
-    makes that copy once. Its repr is still that of the bound value, for the saved texts.
+    Its repr is still that of the bound value, for the saved texts.
     """
 
-    def __init__(self, bound: Any):
-        self._bound = bound
-        self.product = copy.deepcopy(bound)
+    def __init__(self, product: Any, bound: Any):
+        self._product, self._bound = product, bound
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return self.product
+        if isinstance(self._product, ConfigError):
+            raise self._product
+        return self._product
 
     def __repr__(self) -> str:
         return repr(self._bound)
 
 
-def build_bound(selector: str, parameter: str) -> Any:
-    """Builds the value bound for a parameter, for reuse by later calls; None if unbound.
+def withhold(name: str, error: ConfigError) -> None:
+    """Makes reading a macro raise an error."""
+    gin.bind_parameter((name, MACRO, "value"), _Fixed(error, None))
 
-    Args:
-      selector: Full name of the item.
-      parameter: A parameter of the item; only bindings outside of scopes count.
-    """
+
+def build_bound(selector: str, parameter: str) -> Any:
+    """Builds the value bound for a parameter outside of scopes, for reuse by later calls."""
     bound = gin_config._CONFIG.get(("", selector), {})
-    if parameter not in bound:
-        return None
-    if not isinstance(bound[parameter], _Built):
-        bound[parameter] = _Built(bound[parameter])
-    return copy.deepcopy(bound[parameter])
+    if parameter in bound and not isinstance(bound[parameter], _Fixed):
+        bound[parameter] = _Fixed(copy.deepcopy(bound[parameter]), bound[parameter])
+    return copy.deepcopy(bound.get(parameter))

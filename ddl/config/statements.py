@@ -1,0 +1,212 @@
+"""Config files as statements with their places, read by gin's parser without its registry.
+
+gin's own values look up their items at once, which would import TensorFlow, and gin does not keep
+the line of a binding. ddl also finds the files: an include is searched beside the including file
+too, and each file is read once, so that a second include of standard.gin resets nothing.
+"""
+
+import dataclasses
+import io
+import os
+import re
+import tokenize
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gin import config_parser as gin_parser
+
+from ddl.errors import ConfigError, did_you_mean
+
+PACKAGE = Path(__file__).resolve().parent.parent
+# The configs are inside the package in a wheel, and beside it in the repository.
+_SHIPPED = (str(PACKAGE), str(PACKAGE / "configs"), str(PACKAGE.parent / "configs"))
+
+Location = gin_parser.Location
+Import = gin_parser.ImportStatement
+
+Binding = gin_parser.BindingStatement
+"""`scope/selector.arg_name = value` and its location; for a macro, the scope is its name."""
+
+Key = tuple[str, str, str]
+"""Scope, full name of the item, and parameter: the first three fields of a `Binding`."""
+
+MACRO = "gin.macro"
+"""The item by which gin stores `NAME = value`, as `NAME/gin.macro.value`."""
+
+SET_LATER = ("SEED", "STEPS_PER_EPOCH", "TOTAL_STEPS")
+"""Macros that the program reads, or sets before it builds; None means not yet set."""
+
+_FORM = (
+    "Write NAME = value, without expressions: a number, 'text', True, False, None, %NAME, @name()"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """`@scope/selector`, `@scope/selector()`, or the macro `%scope`, which gin sees as a call."""
+
+    scope: str
+    selector: str
+    evaluate: bool
+
+    def __repr__(self) -> str:
+        if self.selector == MACRO:
+            return f"%{self.scope}"
+        return f"@{self.scope}{'/' * bool(self.scope)}{self.selector}{'()' * self.evaluate}"
+
+
+def place(location: Location) -> str:
+    """Returns `file:line`, or the whole `--gin_param`."""
+    if location.filename is None:
+        return f"--gin_param {location.line_content.strip()!r}"
+    return f"{location.filename}:{location.line_num}"
+
+
+def complain(location: Location | None, what: str) -> str:
+    """Returns a complaint, preceded by the place of a statement and followed by its line."""
+    line = f"\n    {location.line_content.strip()}" if location and location.filename else ""
+    return f"{place(location)}: {what}{line}" if location else what
+
+
+def nearest(key: Key, bound: Container[Key]) -> Key | None:
+    """Returns the binding that a call takes: that of its scope, or of the nearest around it."""
+    scope, selector, parameter = key
+    while (scope, selector, parameter) not in bound:
+        if not scope:
+            return None
+        scope = scope.rpartition("/")[0]
+    return scope, selector, parameter
+
+
+def macro_key(value: Any, bound: Container[Key]) -> Key | None:
+    """Returns the key of the macro that a value is; None for any other value."""
+    is_macro = isinstance(value, Reference) and value.selector == MACRO
+    return nearest((value.scope, MACRO, "value"), bound) if is_macro else None
+
+
+def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Returns the value with `change` applied to each leaf of nested lists, tuples and dicts."""
+    if isinstance(value, dict):
+        return {map_leaves(key, change): map_leaves(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map_leaves(item, change) for item in value)
+    return change(value)
+
+
+def references(value: Any) -> list[Reference]:
+    """Returns the references and macros within a value."""
+    leaves: list[Any] = []
+    map_leaves(value, leaves.append)
+    return [leaf for leaf in leaves if isinstance(leaf, Reference)]
+
+
+def expand(value: Any, bindings: Mapping[Key, Binding]) -> Any:
+    """Replaces every macro by its value; those without a value stay.
+
+    Raises:
+      RecursionError: If a macro is part of its own value.
+    """
+    if isinstance(value, dict | list | tuple):
+        return map_leaves(value, lambda leaf: expand(leaf, bindings))
+    key = macro_key(value, bindings)
+    return value if key is None else expand(bindings[key].value, bindings)
+
+
+def source(binding: Binding, bindings: Mapping[Key, Binding]) -> Binding:
+    """Returns the binding that holds the value: that of the macro, if the value is one."""
+    key = macro_key(binding.value, bindings)
+    return binding if key is None else source(bindings[key], bindings)
+
+
+class _PlainValues(gin_parser.ParserDelegate):
+    """gin's interface for the values of references and macros."""
+
+    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
+        scope, _, selector = scoped_configurable_name.rpartition("/")
+        return Reference(scope, selector, evaluate)
+
+    def macro(self, macro_name: str) -> Reference:
+        return Reference(macro_name, MACRO, True)
+
+
+class Reader:
+    """Reader of config files with their includes, and of single parameters.
+
+    Attributes:
+      files: Absolute paths of the files read so far.
+    """
+
+    def __init__(self, search_path: Sequence[str] = ()):
+        self.files: set[str] = set()
+        self._folders = [".", *search_path, *_SHIPPED]
+
+    def file(self, name: str, at: Location | None = None) -> Iterator[Binding | Import]:
+        """Yields the statements of a file and its includes; none if it was read before.
+
+        Args:
+          name: Path of the file, or its name in a folder that is searched.
+          at: The place of the include, whose folder is searched first.
+
+        Raises:
+          ConfigError: If a file is missing, or cannot be read or parsed.
+        """
+        folders = [os.path.dirname((at and at.filename) or "") or ".", *self._folders]
+        paths = [os.path.normpath(os.path.join(folder, name)) for folder in folders]
+        path = next(filter(os.path.isfile, paths), None)
+        if path is None:
+            known = [found.name for folder in folders for found in Path(folder).glob("*.gin")]
+            what = f"There is no config file {name} in {', '.join(dict.fromkeys(folders))}."
+            raise ConfigError(complain(at, what + did_you_mean(name, known, cutoff=0.65)))
+        if os.path.abspath(path) not in self.files:
+            self.files.add(os.path.abspath(path))
+            try:
+                text = Path(path).read_text(encoding="utf-8-sig")
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError(complain(at, f"Cannot read {path}: {error}.")) from error
+            yield from self.text(text, path)
+
+    def text(self, text: str, file: str | None = None) -> Iterator[Binding | Import]:
+        """Yields the statements of a text, such as of one `--gin_param`.
+
+        Raises:
+          ConfigError: As `file` does, or if the text binds a parameter twice, or includes a file
+            below a binding, which the file might override.
+        """
+        above: dict[Key, Location] = {}
+        for statement in _parse(text, file):
+            here, what = statement.location, ""
+            if isinstance(statement, gin_parser.IncludeStatement):
+                if above:
+                    what = "Move this include above all bindings, which it might override."
+                    raise ConfigError(complain(here, what))
+                yield from self.file(statement.filename, here)
+            elif isinstance(statement, Binding):
+                if not statement.arg_name:
+                    name = "/".join(filter(None, statement[:2]))
+                    statement = statement._replace(scope=name, selector=MACRO, arg_name="value")
+                if (first := above.setdefault(statement[:3], here)) is not here:
+                    what = f"This is set at {place(first)} already. Remove one of the two."
+                    raise ConfigError(complain(here, what))
+                yield statement
+            elif isinstance(statement, Import):
+                yield statement
+
+
+def _parse(text: str, file: str | None) -> Iterator[Any]:
+    """Yields gin's statements, whose locations have the file, or all text of a parameter."""
+    lines = text.splitlines()
+    try:
+        for statement in gin_parser.ConfigParser(io.StringIO(text), _PlainValues()):
+            line = statement.location.line_content if file else text
+            location = statement.location._replace(filename=file, line_content=line)
+            yield statement._replace(location=location)
+    except (SyntaxError, tokenize.TokenError, TypeError) as error:
+        # The tokenizer notices an open bracket only at the end of the text.
+        number = min(getattr(error, "lineno", None) or len(lines), len(lines))
+        line = lines[number - 1] if file else text
+        comma = re.search(r"=\s*(-?\d+),(\d+)\s*(?:#.*)?$", line)
+        remedy = f"Write {comma[1]}.{comma[2]} for a number" if comma else _FORM
+        reason = " ".join(str(error.args[0]).split()).rstrip(".")
+        what = f"Cannot parse this statement: {reason}. {remedy}."
+        raise ConfigError(complain(Location(file, number, None, line), what)) from None
