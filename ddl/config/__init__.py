@@ -14,7 +14,7 @@ import gin
 
 from ddl.config import registry, text, types, usage
 from ddl.config.calling import calling, import_module
-from ddl.config.statements import MACRO, Binding, Import, Key, Reader, place, source
+from ddl.config.statements import MACRO, Binding, Import, Key, Reader, place, raise_if_any, source
 from ddl.errors import ConfigError, check_no_text
 
 Texts = Sequence[str]
@@ -62,41 +62,19 @@ def load(
     global _loaded
     _loaded = _Loaded()
     gin.clear_config()
-    imports, given, read_files = read(files, params, search_path, allowed_unused)
-    for statement in imports:
-        import_module(statement)
-    usage.check_defined(given, read_files)  # again, since the modules may define constants
-    registry.register_all()
-    usage.raise_if_any(map(registry.bind, given))
+    reader = Reader(search_path)
+    found = [statement for file in files for statement in reader.file(file)]
+    found += [statement for param in params for statement in reader.text(param)]
+    given = [statement for statement in found if isinstance(statement, Binding)]
+    imports = [statement for statement in found if isinstance(statement, Import)]
+    modules = list(dict.fromkeys(map(import_module, imports)))
+    usage.check_macros(given, reader.files, allowed_unused)
+    registry.register_all()  # imports TensorFlow
+    raise_if_any(map(registry.bind, given))
     given = [one._replace(selector=registry.full_name(one.selector)) for one in given]
     bindings = {one[:3]: one for one in given}
-    usage.raise_if_any(
-        types.misfit(one, bindings) for one in bindings.values() if one.selector != MACRO
-    )
-    modules = list(dict.fromkeys(statement.module for statement in imports))
-    _loaded = _Loaded(given, bindings, modules, read_files)
-
-
-def read(
-    files: Texts, params: Texts = (), search_path: Texts = (), allowed_unused: Texts | None = None
-) -> tuple[list[Import], list[Binding], Collection[str]]:
-    """Reads a config and checks all that needs no item, before the slow import of TensorFlow.
-
-    The arguments and errors are those of `load`.
-
-    Returns:
-      The imports, the bindings, and the absolute paths of the files read.
-    """
-    reader = Reader(search_path)
-    statements = [statement for file in files for statement in reader.file(file)]
-    statements += [statement for param in params for statement in reader.text(param)]
-    imports = [statement for statement in statements if isinstance(statement, Import)]
-    bindings = [statement for statement in statements if isinstance(statement, Binding)]
-    if not imports:
-        usage.check_defined(bindings, reader.files)
-    if allowed_unused is not None:
-        usage.check_macros(bindings, reader.files, allowed_unused)
-    return imports, bindings, reader.files
+    raise_if_any(types.misfit(one, bindings) for one in bindings.values())
+    _loaded = _Loaded(given, bindings, modules, reader.files)
 
 
 def get_macro(name: str) -> Any:
@@ -210,17 +188,14 @@ def places_mentioned(message: str) -> list[str]:
     Args:
       message: Text of an error that mentions names such as `RunPlan.train_steps` or `TRAIN_STEPS`.
     """
-    if any(f"{place(binding.location)}:" in message for binding in _loaded.given):
-        return []
     lines: dict[str, None] = {}  # a set that keeps the order
     for binding in _loaded.bindings.values():
         name = re.escape(registry.shown(binding[:3]))
         found = source(binding, _loaded.bindings)
         # Not as a part of a longer name.
         is_named = re.search(rf"(?<![\w.@%/]){name}(?![\w/]|\.\w)", message)
-        if is_named and not usage.is_allowed(found):
-            value = f"{registry.shown(found[:3])} = {found.value!r}"
-            lines[f"  {place(found.location)}: {value}"] = None
+        if is_named and not usage.is_allowed(found) and place(found.location) not in message:
+            lines[registry.line_of(found)] = None
     return list(lines)[:4]
 
 

@@ -8,17 +8,17 @@ import functools
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import gin
 from gin import config as gin_config
 
-from ddl.config.statements import MACRO, Binding, Key, complain
+from ddl.config.statements import MACRO, Binding, Key, complain, place
 from ddl.errors import ConfigError, did_you_mean
 
 # Modules whose public functions and classes a config may name as ddl.<name>, short <name>.
-_PUBLIC = ("callbacks", "data", "metrics", "models", "optimizers", "tasks")
+_PUBLIC = ("callbacks", "data", "layers", "metrics", "models", "optimizers", "tasks")
 _OTHERS = (
     "ddl:ExponentialMovingAverage LossScale LossWeight Remat Retention Trainer WarmStart",
     "ddl.optimizers.learning_rate:LearningRate",
@@ -31,10 +31,9 @@ _OTHERS = (
     "ddl.run.trackers:MLflow WeightsAndBiases",
     "ddl.training.checks.batch_size:global_batch_size",
 )
-# Not registered: metrics, whose names collide with those of the losses; activations, which Keras
-# takes by name ('relu'); and abstract base classes.
+# Not metrics, whose names collide with those of the losses, nor activations, which Keras takes by
+# name ('relu').
 _KERAS = "optimizers optimizers.schedules losses initializers regularizers constraints layers"
-_BASES = "Optimizer LearningRateSchedule Loss Initializer Regularizer Constraint Layer Wrapper"
 
 
 @functools.cache
@@ -43,17 +42,15 @@ def register_all() -> None:
 
     The items themselves are not modified, and a config builds plain instances of them.
     """
-    for name in _PUBLIC:
-        _register(f"ddl.{name}", importlib.import_module(f"ddl.{name}").__all__, "ddl")
+    for module in (f"ddl.{part}" for part in _PUBLIC):
+        # ddl's layers share their names with Keras's; configs name them ddl.layers.<name>.
+        prefix = module if module == "ddl.layers" else "ddl"
+        _register(module, importlib.import_module(module).__all__, prefix)
     for module, _, names in (other.partition(":") for other in _OTHERS):
         _register(module, names.split(), "ddl")
-    # ddl's layers share their names with Keras's; configs name them ddl.layers.<name>.
-    _register("ddl.layers", importlib.import_module("ddl.layers").__all__, "ddl.layers")
-    for name in (f"keras.{part}" for part in _KERAS.split()):
-        items = vars(importlib.import_module(name)).items()
-        # Keras also exports classes under older names; only their own names are registered.
-        own = [name for name, item in items if getattr(item, "__name__", "") == name]
-        _register(name, [each for each in own if each not in _BASES.split()], name)
+    for module in (f"keras.{part}" for part in _KERAS.split()):
+        items = vars(importlib.import_module(module)).items()
+        _register(module, [name for name, item in items if inspect.isclass(item)], module)
 
 
 def _register(module: str, names: Iterable[str], prefix: str) -> None:
@@ -85,10 +82,13 @@ def short_name(selector: str) -> str:
 def shown(key: Key) -> str:
     """Returns the left-hand side of a binding, with the shortest unambiguous name."""
     scope, selector, parameter = key
-    if selector == MACRO:
-        return scope
     name = f"{short_name(selector)}.{parameter}"
-    return f"{scope}/{name}" if scope else name
+    return scope if selector == MACRO else f"{scope}/{name}" if scope else name
+
+
+def line_of(binding: Binding) -> str:
+    """Returns an indented line with the place of a binding, its name and its value."""
+    return f"  {place(binding.location)}: {shown(binding[:3])} = {binding.value!r}"
 
 
 def user_packages() -> set[str]:
@@ -117,21 +117,12 @@ def bind(binding: Binding) -> str:
         what = f"{binding.value!r} cannot be read back from a config. Use another value."
     except (ValueError, KeyError) as error:
         known = [short_name(selector) for selector, _ in gin_config._REGISTRY.items()]
-        known += [
-            name for item in matches(binding.selector) for name in parameters_of(item.wrapped)
-        ]
+        for item in matches(binding.selector):
+            known += inspect.signature(item.wrapped).parameters
         what = str(error).partition("\n")[0].strip('"')
         *_, word = re.findall(r"'@?([\w./]+)(?:\(\))?'", what)
         what += did_you_mean(word, known, cutoff=0.6) or " Correct it, or import its module."
     return complain(binding.location, what)
-
-
-def parameters_of(item: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Returns the parameters of a function or class, as far as Python knows them."""
-    try:
-        return inspect.signature(item).parameters
-    except (TypeError, ValueError):  # of a function in C
-        return {}
 
 
 def operative_values() -> dict[Key, Any]:

@@ -8,9 +8,8 @@ too, and each file is read once, so that a second include of standard.gin resets
 import dataclasses
 import io
 import os
-import re
 import tokenize
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ SET_LATER = ("SEED", "STEPS_PER_EPOCH", "TOTAL_STEPS")
 """Macros that the program reads, or sets before it builds; None means not yet set."""
 
 _FORM = (
-    "Write NAME = value, without expressions: a number, 'text', True, False, None, %NAME, @name()"
+    "Write NAME = value with a number such as 0.05, 'text', True, False, None, %NAME, @name(), or"
 )
 
 
@@ -69,14 +68,17 @@ def complain(location: Location | None, what: str) -> str:
     return f"{place(location)}: {what}{line}" if location else what
 
 
+def raise_if_any(problems: Iterable[str]) -> None:
+    """Raises ConfigError that lists the problems, without empty texts, if there are any."""
+    if found := list(dict.fromkeys(filter(None, problems))):
+        raise ConfigError("\n".join(found))
+
+
 def nearest(key: Key, bound: Container[Key]) -> Key | None:
     """Returns the binding that a call takes: that of its scope, or of the nearest around it."""
-    scope, selector, parameter = key
-    while (scope, selector, parameter) not in bound:
-        if not scope:
-            return None
-        scope = scope.rpartition("/")[0]
-    return scope, selector, parameter
+    parts = key[0].split("/")
+    keys = [("/".join(parts[:length]), *key[1:]) for length in range(len(parts), -1, -1)]
+    return next((one for one in keys if one in bound), None)
 
 
 def macro_key(value: Any, bound: Container[Key]) -> Key | None:
@@ -149,9 +151,9 @@ class Reader:
           at: The place of the include, whose folder is searched first.
 
         Raises:
-          ConfigError: If a file is missing, or cannot be read or parsed.
+          ConfigError: If a file is missing, or cannot be parsed.
         """
-        folders = [os.path.dirname((at and at.filename) or "") or ".", *self._folders]
+        folders = [os.path.dirname(at.filename or "") if at else ".", *self._folders]
         paths = [os.path.normpath(os.path.join(folder, name)) for folder in folders]
         path = next(filter(os.path.isfile, paths), None)
         if path is None:
@@ -160,11 +162,7 @@ class Reader:
             raise ConfigError(complain(at, what + did_you_mean(name, known, cutoff=0.65)))
         if os.path.abspath(path) not in self.files:
             self.files.add(os.path.abspath(path))
-            try:
-                text = Path(path).read_text(encoding="utf-8-sig")
-            except (OSError, UnicodeDecodeError) as error:
-                raise ConfigError(complain(at, f"Cannot read {path}: {error}.")) from error
-            yield from self.text(text, path)
+            yield from self.text(Path(path).read_text("utf-8-sig", errors="replace"), path)
 
     def text(self, text: str, file: str | None = None) -> Iterator[Binding | Import]:
         """Yields the statements of a text, such as of one `--gin_param`.
@@ -174,39 +172,30 @@ class Reader:
             below a binding, which the file might override.
         """
         above: dict[Key, Location] = {}
-        for statement in _parse(text, file):
-            here, what = statement.location, ""
-            if isinstance(statement, gin_parser.IncludeStatement):
-                if above:
-                    what = "Move this include above all bindings, which it might override."
-                    raise ConfigError(complain(here, what))
-                yield from self.file(statement.filename, here)
-            elif isinstance(statement, Binding):
-                if not statement.arg_name:
-                    name = "/".join(filter(None, statement[:2]))
-                    statement = statement._replace(scope=name, selector=MACRO, arg_name="value")
-                if (first := above.setdefault(statement[:3], here)) is not here:
-                    what = f"This is set at {place(first)} already. Remove one of the two."
-                    raise ConfigError(complain(here, what))
-                yield statement
-            elif isinstance(statement, Import):
-                yield statement
-
-
-def _parse(text: str, file: str | None) -> Iterator[Any]:
-    """Yields gin's statements, whose locations have the file, or all text of a parameter."""
-    lines = text.splitlines()
-    try:
-        for statement in gin_parser.ConfigParser(io.StringIO(text), _PlainValues()):
-            line = statement.location.line_content if file else text
-            location = statement.location._replace(filename=file, line_content=line)
-            yield statement._replace(location=location)
-    except (SyntaxError, tokenize.TokenError, TypeError) as error:
-        # The tokenizer notices an open bracket only at the end of the text.
-        number = min(getattr(error, "lineno", None) or len(lines), len(lines))
-        line = lines[number - 1] if file else text
-        comma = re.search(r"=\s*(-?\d+),(\d+)\s*(?:#.*)?$", line)
-        remedy = f"Write {comma[1]}.{comma[2]} for a number" if comma else _FORM
-        reason = " ".join(str(error.args[0]).split()).rstrip(".")
-        what = f"Cannot parse this statement: {reason}. {remedy}."
-        raise ConfigError(complain(Location(file, number, None, line), what)) from None
+        try:
+            for statement in gin_parser.ConfigParser(io.StringIO(text), _PlainValues()):
+                line = statement.location.line_content if file else text
+                here = statement.location._replace(filename=file, line_content=line)
+                if isinstance(statement, gin_parser.IncludeStatement):
+                    if above:
+                        what = "Move this include above all bindings, which it might override."
+                        raise ConfigError(complain(here, what))
+                    yield from self.file(statement.filename, here)
+                elif isinstance(statement, Binding):
+                    if not statement.arg_name:
+                        name = "/".join(filter(None, statement[:2]))
+                        statement = Binding(name, MACRO, "value", statement.value, here)
+                    if (first := above.setdefault(statement[:3], here)) is not here:
+                        what = f"This is set at {place(first)} already. Remove one of the two."
+                        raise ConfigError(complain(here, what))
+                    yield statement._replace(location=here)
+                elif isinstance(statement, Import):
+                    yield statement._replace(location=here)
+        except (SyntaxError, tokenize.TokenError, TypeError) as error:
+            # The tokenizer notices an open bracket only at the end of the text.
+            lines = text.splitlines()
+            number = min(getattr(error, "lineno", None) or len(lines), len(lines))
+            here = Location(file, number, None, lines[number - 1] if file else text)
+            reason = " ".join(str(error.args[0]).split()).rstrip(".")
+            what = f"Cannot parse this statement: {reason}. {_FORM} a list of such; no expression."
+            raise ConfigError(complain(here, what)) from None

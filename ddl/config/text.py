@@ -9,20 +9,14 @@ from ddl.config.statements import MACRO, Binding, Key, Reader, expand
 
 
 def write(modules: Iterable[str], values: Mapping[Key, Any]) -> str:
-    """Returns the text that binds the values: imports, macros, then one block per item."""
-    blocks: dict[str, list[str]] = {"": [f"import {module}" for module in modules]}
-    for key in sorted(values, key=_order_of):
+    """Returns the text that binds the values: imports, macros, then the items in order."""
+    lines = [f"import {module}" for module in modules]
+    for key in sorted(values, key=lambda key: (key[1] != MACRO, registry.short_name(key[1]), key)):
         name = registry.shown(key)
         # Dicts keep their order. A continuation line must be indented deeper than the name.
         value = pprint.pformat(values[key], width=max(97 - len(name), 40), sort_dicts=False)
-        block = blocks.setdefault(MACRO if key[1] == MACRO else f"{key[0]}/{key[1]}", [])
-        block.append(f"{name} = " + value.replace("\n", "\n    "))
-    return "\n\n".join("\n".join(lines) for lines in blocks.values() if lines) + "\n"
-
-
-def _order_of(key: Key) -> tuple[bool, str, Key]:
-    """Returns the sort key of a binding: macros first, then by item."""
-    return key[1] != MACRO, registry.short_name(key[1]).lower(), key
+        lines.append(f"{name} = " + value.replace("\n", "\n    "))
+    return "\n".join(lines) + "\n"
 
 
 def differences(saved_text: str, current_text: str, ignore: Collection[str]) -> list[str]:

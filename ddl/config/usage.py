@@ -9,23 +9,9 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ddl.config import registry
-from ddl.config.statements import (
-    MACRO,
-    PACKAGE,
-    SET_LATER,
-    Binding,
-    Key,
-    Reference,
-    complain,
-    expand,
-    macro_key,
-    nearest,
-    references,
-)
-from ddl.errors import ConfigError, did_you_mean
-
-_STANDARD = PACKAGE / "standard.gin"
+from ddl.config import registry, statements
+from ddl.config.statements import MACRO, Binding, Key, Reference, complain, nearest, references
+from ddl.errors import did_you_mean
 
 
 def unused(bindings: Mapping[Key, Binding], calls: Iterable[Key]) -> dict[Key, Binding]:
@@ -37,10 +23,8 @@ def unused(bindings: Mapping[Key, Binding], calls: Iterable[Key]) -> dict[Key, B
     """
     used = {found for key in calls if (found := nearest(key, bindings))}
     # A reference that a call took was called and recorded, unless it was passed uncalled.
-    used |= _reachable(
-        [one for key in used for one in references(bindings[key].value) if not one.evaluate],
-        bindings,
-    )
+    later = [one for key in used for one in references(bindings[key].value) if not one.evaluate]
+    used |= _reachable(later, bindings)
     return {key: binding for key, binding in bindings.items() if key not in used}
 
 
@@ -49,12 +33,11 @@ def _reachable(waiting: list[Reference], bindings: Mapping[Key, Binding]) -> set
     found: set[Key] = set()
     while waiting:
         reference = waiting.pop()
-        selector = registry.full_name(reference.selector)
-        for key, binding in bindings.items():
-            is_around = not reference.scope or nearest((reference.scope, *key[1:]), [key])
-            if key not in found and key[1] == selector and is_around:
+        selector, scope = registry.full_name(reference.selector), reference.scope
+        for key in [one for one in bindings if one[1] == selector and one not in found]:
+            if not scope or nearest((scope, *key[1:]), [key]):
                 found.add(key)
-                waiting += references(binding.value)
+                waiting += references(bindings[key].value)
     return found
 
 
@@ -78,66 +61,45 @@ def superfluous(
     for old in given:
         new = bindings[old[:3]]
         gone = [one for one in references(old.value) if one not in references(new.value)]
-        if gone and references(new.value):
-            for key in _reachable(gone, bindings) & set(found):
-                if given.index(bindings[key]) < given.index(new):
-                    reasons[key] = new
+        for key in _reachable(gone, bindings) if references(new.value) else ():
+            if key in found and given.index(bindings[key]) < given.index(new):
+                reasons[key] = new
     return reasons
 
 
-def check_defined(bindings: Sequence[Binding], files: Collection[str]) -> None:
-    """Checks that each macro that a binding refers to has a value, of which it is no part.
+def check_macros(
+    bindings: Sequence[Binding], files: Collection[str], allowed: Collection[str] | None
+) -> None:
+    """Checks that each macro is defined and referred to, for which no item needs to be registered.
 
     Args:
       bindings: All bindings.
       files: Absolute paths of the files read.
+      allowed: Patterns of names that may be unused; None allows all.
 
     Raises:
-      ConfigError: Lists the undefined macros and the cycles.
+      ConfigError: Lists the macros that are not defined, a part of their own value, or unused.
     """
-    known = {one[:3]: one for one in bindings}
-    names = [one.scope for one in bindings if one.selector == MACRO]
+    macros = {one[:3]: one for one in bindings if one.selector == MACRO}
+    used = [(name, MACRO, "value") for name in statements.SET_LATER]
     problems = []
     for binding in bindings:
-        for macro in references(binding.value):
-            is_open = macro.selector == MACRO and macro_key(macro, known) is None
-            if is_open and not registry.is_constant(macro.scope):
-                hint = of_standard(macro.scope, files) or did_you_mean(macro.scope, names)
-                what = f"{macro!r} is not defined.{hint or f' Add a line {macro.scope} = ….'}"
-                problems.append(complain(binding.location, what))
+        for macro in [one for one in references(binding.value) if one.selector == MACRO]:
+            used.append((macro.scope, MACRO, "value"))
+            if not nearest(used[-1], macros) and not registry.is_constant(macro.scope):
+                hint = did_you_mean(macro.scope, [key[0] for key in macros])
+                hint = of_standard(macro.scope, files) or hint or f" Add a line {macro.scope} = …."
+                problems.append(complain(binding.location, f"{macro!r} is not defined.{hint}"))
         try:
-            expand(binding.value, known)
+            statements.expand(binding.value, macros)
         except RecursionError:
             cycle = f"%{binding.scope} -> {binding.value!r}"
             what = f"Macros refer to each other in a cycle: {cycle}. Give one of them a value."
             problems.append(complain(binding.location, what))
-    raise_if_any(problems)
-
-
-def raise_if_any(problems: Iterable[str]) -> None:
-    """Raises ConfigError that lists the problems, without empty texts, if there are any."""
-    if found := list(dict.fromkeys(filter(None, problems))):
-        raise ConfigError("\n".join(found))
-
-
-def check_macros(
-    bindings: Sequence[Binding], files: Collection[str], allowed: Collection[str]
-) -> None:
-    """Checks that a binding refers to each macro, for which no item needs to be registered.
-
-    Args:
-      bindings: All bindings.
-      files: Absolute paths of the files read.
-      allowed: Patterns of names that may be unused.
-
-    Raises:
-      ConfigError: Lists the macros that nothing refers to.
-    """
-    names = [one.scope for b in bindings for one in references(b.value) if one.selector == MACRO]
-    used = [(name, MACRO, "value") for name in (*names, *SET_LATER)]
-    macros = {one[:3]: one for one in bindings if one.selector == MACRO}
-    found = [one for one in unused(macros, used).values() if not is_allowed(one, allowed)]
-    raise_unused(found, used, files)
+    statements.raise_if_any(problems)
+    if allowed is not None:
+        found = [one for one in unused(macros, used).values() if not is_allowed(one, allowed)]
+        raise_unused(found, used, files)
 
 
 def raise_unused(found: Sequence[Binding], used: Iterable[Key], files: Collection[str]) -> None:
@@ -150,24 +112,24 @@ def raise_unused(found: Sequence[Binding], used: Iterable[Key], files: Collectio
     """
     names = {registry.shown(key) for key in used}
     lines = []
-    for binding in found[:20]:
-        name = registry.shown(binding[:3])
+    for name, location in ((registry.shown(one[:3]), one.location) for one in found[:20]):
         hint = of_standard(name, files) or did_you_mean(name, names)
         hint = hint or " Nothing refers to it, or another binding, a flag or a caller sets it."
-        lines.append(complain(binding.location, f"{name} is never used.{hint}"))
+        lines.append(complain(location, f"{name} is never used.{hint}"))
     remedy = f"Remove the unused bindings ({len(found)}), or allow them by --gin_allow_unused."
-    raise_if_any([*lines, remedy] if lines else [])
+    statements.raise_if_any([*lines, remedy] if lines else ())
 
 
 def of_standard(name: str, files: Collection[str]) -> str:
     """Returns the advice to include standard.gin if it defines a macro and was not read; or ""."""
-    defined = re.search(rf"^{re.escape(name)} =", _STANDARD.read_text(), re.MULTILINE)
-    is_read = str(_STANDARD) in files
-    return " Add include 'standard.gin' as the first line." if defined and not is_read else ""
+    standard = statements.PACKAGE / "standard.gin"
+    if str(standard) in files or not re.search(rf"(?m)^{re.escape(name)} =", standard.read_text()):
+        return ""
+    return " Add include 'standard.gin', which defines it, as the first line."
 
 
 def is_allowed(binding: Binding, patterns: Iterable[str] = ()) -> bool:
     """Returns whether a binding may be unused: it is shipped, the program's, or allowed by name."""
-    if binding.location is None or Path(binding.location.filename or ".").parent == PACKAGE:
-        return True
-    return any(fnmatch.fnmatchcase(registry.shown(binding[:3]), pattern) for pattern in patterns)
+    at, name = binding.location, registry.shown(binding[:3])
+    is_own = at is None or Path(at.filename or ".").parent == statements.PACKAGE
+    return is_own or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

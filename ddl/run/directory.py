@@ -94,8 +94,8 @@ class RunDirectory:
             return None
         except (OSError, UnicodeDecodeError) as error:
             raise ModelDirectoryError(
-                f"{self.operative_config} cannot be read: {error}. Restore the file from a backup, or pass "
-                "another --model_dir."
+                f"{self.operative_config} cannot be read: {error}. Restore the file from a backup, "
+                "or pass another --model_dir."
             ) from error
 
     def macros(self) -> dict[str, Any]:

@@ -72,9 +72,8 @@ def compare_with_saved_config(
         changes = config.differences(saved, ignore=(*may_change, _MICROBATCHES))
     except (ConfigError, ValueError) as error:
         raise ModelDirectoryError(
-            f"{directory.operative_config} must be the config that ddl saved, but it cannot be read: "
-            f"{error}"
-            "\nRestore the file from a backup, or pass another --model_dir."
+            f"{directory.operative_config} must be the config that ddl saved, but it cannot be "
+            f"read: {error}\nRestore the file from a backup, or pass another --model_dir."
         ) from error
     if strict and (of_callbacks := [line for line in changes if _OF_CALLBACKS.match(line)]):
         changes = [line for line in changes if line not in of_callbacks]
