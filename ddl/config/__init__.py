@@ -5,23 +5,20 @@ The order of use is `load` → `build_bound`/`get_macro`/`set_macro` → `build`
 fault, its location and the remedy. There is one config per process, since gin has one.
 """
 
-import dataclasses
+import pprint
 import re
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import gin
 
-from ddl.config import registry, text, types, usage
-from ddl.config.calling import calling, import_module
-from ddl.config.statements import MACRO, Binding, Import, Key, Reader, place, raise_if_any, source
-from ddl.errors import ConfigError, check_no_text
-
-Texts = Sequence[str]
+from ddl.config import registry, statements, types, usage
+from ddl.config.registry import calling
+from ddl.config.statements import MACRO, Binding, Import, Key, Reader, Texts, place
+from ddl.errors import ConfigError
 
 
-@dataclasses.dataclass
-class _Loaded:
+class _Loaded(NamedTuple):
     """A loaded config.
 
     Attributes:
@@ -31,13 +28,13 @@ class _Loaded:
       files: Absolute paths of the files read.
     """
 
-    given: list[Binding] = dataclasses.field(default_factory=list)
-    bindings: dict[Key, Binding] = dataclasses.field(default_factory=dict)
-    modules: Sequence[str] = ()
-    files: Collection[str] = ()
+    given: Sequence[Binding]
+    bindings: dict[Key, Binding]
+    modules: Texts
+    files: Texts
 
 
-_loaded = _Loaded()
+_loaded = _Loaded((), {}, (), ())
 
 
 def load(
@@ -60,21 +57,20 @@ def load(
       ConfigError: If a file or an imported module cannot be read, or a statement is invalid.
     """
     global _loaded
-    _loaded = _Loaded()
+    _loaded = _Loaded((), {}, (), ())
     gin.clear_config()
     reader = Reader(search_path)
     found = [statement for file in files for statement in reader.file(file)]
-    found += [statement for param in params for statement in reader.text(param)]
-    given = [statement for statement in found if isinstance(statement, Binding)]
-    imports = [statement for statement in found if isinstance(statement, Import)]
-    modules = list(dict.fromkeys(map(import_module, imports)))
+    found += [statement for param in params for statement in reader.text(param, "--gin_param")]
+    given = [one for one in found if isinstance(one, Binding)]
+    modules = dict.fromkeys(registry.import_module(x) for x in found if isinstance(x, Import))
     usage.check_macros(given, reader.files, allowed_unused)
     registry.register_all()  # imports TensorFlow
-    raise_if_any(map(registry.bind, given))
+    statements.raise_if_any(map(registry.bind, given))
     given = [one._replace(selector=registry.full_name(one.selector)) for one in given]
     bindings = {one[:3]: one for one in given}
-    raise_if_any(types.misfit(one, bindings) for one in bindings.values())
-    _loaded = _Loaded(given, bindings, modules, reader.files)
+    statements.raise_if_any(types.misfit(one, bindings) for one in bindings.values())
+    _loaded = _Loaded(given, bindings, [*modules], reader.files)
 
 
 def get_macro(name: str) -> Any:
@@ -110,7 +106,7 @@ def withhold_macro(name: str, message: str) -> None:
       message: Message of the ConfigError.
     """
     if _loaded.bindings.pop((name, MACRO, "value"), None):
-        registry.withhold(name, ConfigError(message))
+        gin.bind_parameter((name, MACRO, "value"), registry.Fixed(ConfigError(message)))
 
 
 def build(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -127,8 +123,7 @@ def build(name: str, *args: Any, **kwargs: Any) -> Any:
     Raises:
       ConfigError: If a value is missing or rejected; the TypeError or ValueError is its cause.
     """
-    item = gin.get_configurable(name)
-    return calling(lambda: item(*args, **kwargs), name, _loaded.bindings)
+    return calling(lambda: gin.get_configurable(name)(*args, **kwargs), name, _loaded.bindings)
 
 
 def build_bound(name: str, parameter: str) -> Any:
@@ -146,12 +141,11 @@ def build_bound(name: str, parameter: str) -> Any:
     Raises:
       ConfigError: If a value is missing or rejected, as in `build`.
     """
-    selector = registry.full_name(name)
     built = f"{name}.{parameter}"
-    return calling(lambda: registry.build_bound(selector, parameter), built, _loaded.bindings)
+    return calling(lambda: registry.build_bound(name, parameter), built, _loaded.bindings)
 
 
-def check_all_used(allowed_unused: Sequence[str] = ()) -> list[str]:
+def check_all_used(allowed_unused: Texts = ()) -> list[str]:
     """Checks that a call so far has used every binding and macro; see `ddl.config.usage`.
 
     Drops the bindings of items that a later statement replaced by another item.
@@ -163,15 +157,13 @@ def check_all_used(allowed_unused: Sequence[str] = ()) -> list[str]:
       A line about the dropped bindings, if there are any.
 
     Raises:
-      ConfigError: Lists the unused bindings and macros; or if `allowed_unused` is a text.
+      ConfigError: Lists the unused bindings and macros.
     """
-    check_no_text("allowed_unused", allowed_unused)
     used = registry.operative_values()
     unused = usage.unused(_loaded.bindings, used)
     found = {k: b for k, b in unused.items() if not usage.is_allowed(b, allowed_unused)}
     dropped = usage.superfluous(found, _loaded.given, _loaded.bindings)
-    wrong = [binding for key, binding in found.items() if key not in dropped]
-    usage.raise_unused(wrong, used, _loaded.files)
+    usage.raise_unused([b for k, b in found.items() if k not in dropped], used, _loaded.files)
     for key in dropped:
         del _loaded.bindings[key]
     names = ", ".join(map(registry.shown, dropped))
@@ -188,15 +180,12 @@ def places_mentioned(message: str) -> list[str]:
     Args:
       message: Text of an error that mentions names such as `RunPlan.train_steps` or `TRAIN_STEPS`.
     """
-    lines: dict[str, None] = {}  # a set that keeps the order
-    for binding in _loaded.bindings.values():
-        name = re.escape(registry.shown(binding[:3]))
-        found = source(binding, _loaded.bindings)
-        # Not as a part of a longer name.
-        is_named = re.search(rf"(?<![\w.@%/]){name}(?![\w/]|\.\w)", message)
-        if is_named and not usage.is_allowed(found) and place(found.location) not in message:
-            lines[registry.line_of(found)] = None
-    return list(lines)[:4]
+    by = {re.escape(registry.shown(key)): binding for key, binding in _loaded.bindings.items()}
+    # Not as a part of a longer name.
+    hits = [x for one, x in by.items() if re.search(rf"(?<![\w.@%/]){one}(?![\w/]|\.\w)", message)]
+    sources = [statements.source(one, _loaded.bindings) for one in hits]
+    own = [x for x in sources if not usage.is_allowed(x) and place(x.location) not in message]
+    return list(dict.fromkeys(map(registry.line_of, own)))[:4]
 
 
 def imported_modules() -> list[str]:
@@ -206,8 +195,7 @@ def imported_modules() -> list[str]:
 
 def config_text() -> str:
     """Returns all effective bindings as config text, without overridden ones."""
-    values = {key: binding.value for key, binding in _loaded.bindings.items()}
-    return text.write(_loaded.modules, values)
+    return _text({key: binding.value for key, binding in _loaded.bindings.items()})
 
 
 def operative_config_text() -> str:
@@ -215,9 +203,15 @@ def operative_config_text() -> str:
 
     Call it after everything is built: it covers only items that were called.
     """
-    return text.write(_loaded.modules, registry.operative_values())
+    return _text(registry.operative_values())
 
 
-def differences(saved_text: str, ignore: Collection[str] = ()) -> list[str]:
-    """Compares an earlier run's `operative_config_text` with this one's: `ddl.config.text`."""
-    return text.differences(saved_text, operative_config_text(), ignore)
+def _text(values: Mapping[Key, Any]) -> str:
+    """Returns the text that imports the modules and binds values: macros first, then by item."""
+    lines = [f"import {module}" for module in _loaded.modules]
+    for key in sorted(values, key=lambda key: (key[1] != MACRO, registry.short_name(key[1]), key)):
+        name = registry.shown(key)
+        # Dicts keep their order. A continuation line must be indented deeper than the name.
+        value = pprint.pformat(values[key], width=max(97 - len(name), 40), sort_dicts=False)
+        lines.append(f"{name} = " + value.replace("\n", "\n    "))
+    return "\n".join(lines) + "\n"

@@ -1,21 +1,24 @@
-"""Registry of the functions and classes that a config can name: ddl's own, Keras's and the user's.
+"""gin's registry of what a config can name, ddl's own, Keras's and the user's, and its calls.
 
-Only this module accesses gin's private names.
+Only this module accesses gin's private names and reads its messages.
 """
 
 import copy
 import functools
 import importlib
 import inspect
+import os
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import gin
 from gin import config as gin_config
 
-from ddl.config.statements import MACRO, Binding, Key, complain, place
-from ddl.errors import ConfigError, did_you_mean
+from ddl.config.statements import MACRO, Binding, Import, Key, complain, nearest, place
+from ddl.errors import ConfigError, DdlError, did_you_mean
+from ddl.user_code import attributing_errors, message_of, place_of
 
 # Modules whose public functions and classes a config may name as ddl.<name>, short <name>.
 _PUBLIC = ("callbacks", "data", "layers", "metrics", "models", "optimizers", "tasks")
@@ -35,6 +38,9 @@ _OTHERS = (
 # name ('relu').
 _KERAS = "optimizers optimizers.schedules losses initializers regularizers constraints layers"
 
+# Text that gin appends to an error at each call it passes, the innermost call first.
+_IN_CALL = re.compile(r"\n  In call to configurable '(.+?)' \(.+?\)(?: in scope '(.+)')?(?:\n|$)")
+
 
 @functools.cache
 def register_all() -> None:
@@ -45,18 +51,35 @@ def register_all() -> None:
     for module in (f"ddl.{part}" for part in _PUBLIC):
         # ddl's layers share their names with Keras's; configs name them ddl.layers.<name>.
         prefix = module if module == "ddl.layers" else "ddl"
-        _register(module, importlib.import_module(module).__all__, prefix)
+        register(module, importlib.import_module(module).__all__, prefix)
     for module, _, names in (other.partition(":") for other in _OTHERS):
-        _register(module, names.split(), "ddl")
+        register(module, names.split(), "ddl")
     for module in (f"keras.{part}" for part in _KERAS.split()):
-        items = vars(importlib.import_module(module)).items()
-        _register(module, [name for name, item in items if inspect.isclass(item)], module)
+        register(module, dir(importlib.import_module(module)), module)
 
 
-def _register(module: str, names: Iterable[str], prefix: str) -> None:
+def register(module: str, names: Iterable[str], prefix: str) -> None:
+    """Registers classes of a module, and functions of ddl, under their names with a prefix."""
     for item in (getattr(importlib.import_module(module), name) for name in names):
-        if inspect.isclass(item) or inspect.isfunction(item):
+        if inspect.isclass(item) or (inspect.isfunction(item) and prefix == "ddl"):
             gin.external_configurable(item, module=prefix)
+
+
+def import_module(statement: Import) -> str:
+    """Imports the module of an `import` line, which may lie beside the config; returns its name.
+
+    Raises:
+      ConfigError: If it cannot be imported, with the line and the place in the user's code.
+    """
+    folder = os.path.dirname(os.path.abspath(statement.location.filename))
+    if folder not in sys.path:
+        sys.path.append(folder)  # as the last place; its functions may import others later
+    try:
+        with attributing_errors():
+            return importlib.import_module(statement.module).__name__
+    except (ImportError, DdlError) as error:
+        what = f"Cannot import {statement.module}: {error}. Correct it, or its place or PYTHONPATH."
+        raise ConfigError(complain(statement.location, what)) from error
 
 
 def matches(selector: str) -> list[Any]:
@@ -93,9 +116,8 @@ def line_of(binding: Binding) -> str:
 
 def user_packages() -> set[str]:
     """Returns the packages of the registered items that are neither ddl's nor Keras's."""
-    modules = [item.wrapped.__module__ for _, item in gin_config._REGISTRY.items()]
-    packages = {module.partition(".")[0] for module in modules}
-    return packages - {"ddl", "keras", "gin", "tensorflow", "builtins"}
+    packages = [x.wrapped.__module__.partition(".")[0] for _, x in gin_config._REGISTRY.items()]
+    return {*packages} - {"ddl", "keras", "gin", "tensorflow", "builtins"}
 
 
 def is_constant(name: str) -> bool:
@@ -103,7 +125,7 @@ def is_constant(name: str) -> bool:
     return bool(gin_config._CONSTANTS.matching_selectors(name))
 
 
-def bind(binding: Binding) -> str:
+def bind(one: Binding) -> str:
     """Binds a parameter in gin's config.
 
     Returns:
@@ -111,18 +133,17 @@ def bind(binding: Binding) -> str:
       exist, or the value cannot be written to a config and read back; else "".
     """
     try:
-        gin.bind_parameter(binding[:3], gin_config.parse_value(repr(binding.value)))
+        gin.bind_parameter(one[:3], gin_config.parse_value(repr(one.value)))
         return ""
     except SyntaxError:
-        what = f"{binding.value!r} cannot be read back from a config. Use another value."
+        return complain(one.location, f"{one.value!r} cannot be read back. Use another value.")
     except (ValueError, KeyError) as error:
-        known = [short_name(selector) for selector, _ in gin_config._REGISTRY.items()]
-        for item in matches(binding.selector):
-            known += inspect.signature(item.wrapped).parameters
         what = str(error).partition("\n")[0].strip('"')
+        known = [short_name(selector) for selector, _ in gin_config._REGISTRY.items()]
+        known += [p for x in matches(one.selector) for p in inspect.signature(x.wrapped).parameters]
         *_, word = re.findall(r"'@?([\w./]+)(?:\(\))?'", what)
-        what += did_you_mean(word, known, cutoff=0.6) or " Correct it, or import its module."
-    return complain(binding.location, what)
+        hint = did_you_mean(word, known, cutoff=0.6) or " Correct it, or import its module."
+        return complain(one.location, f"{what}{hint}")
 
 
 def operative_values() -> dict[Key, Any]:
@@ -132,13 +153,13 @@ def operative_values() -> dict[Key, Any]:
         return {(*call, name): value for call, taken in calls for name, value in taken.items()}
 
 
-class _Fixed:
+class Fixed:
     """A bound value that every call gets as it is: gin deep-copies a bound value for each call.
 
-    Its repr is still that of the bound value, for the saved texts.
+    A ConfigError is raised instead. The repr is that of the bound value, for the saved texts.
     """
 
-    def __init__(self, product: Any, bound: Any):
+    def __init__(self, product: Any, bound: Any = None):
         self._product, self._bound = product, bound
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -150,14 +171,41 @@ class _Fixed:
         return repr(self._bound)
 
 
-def withhold(name: str, error: ConfigError) -> None:
-    """Makes reading a macro raise an error."""
-    gin.bind_parameter((name, MACRO, "value"), _Fixed(error, None))
-
-
-def build_bound(selector: str, parameter: str) -> Any:
+def build_bound(name: str, parameter: str) -> Any:
     """Builds the value bound for a parameter outside of scopes, for reuse by later calls."""
-    bound = gin_config._CONFIG.get(("", selector), {})
-    if parameter in bound and not isinstance(bound[parameter], _Fixed):
-        bound[parameter] = _Fixed(copy.deepcopy(bound[parameter]), bound[parameter])
+    bound = gin_config._CONFIG.get(("", full_name(name)), {})
+    if parameter in bound and not isinstance(bound[parameter], Fixed):
+        bound[parameter] = Fixed(copy.deepcopy(bound[parameter]), bound[parameter])
     return copy.deepcopy(bound.get(parameter))
+
+
+def calling(build: Callable[[], Any], name: str, bindings: Mapping[Key, Binding]) -> Any:
+    """Returns the result of `build`, and adds the call and its bindings to errors.
+
+    Args:
+      build: Function without arguments that calls an item through gin.
+      name: What is built, for errors.
+      bindings: The bindings of the config, for errors.
+
+    Raises:
+      DdlError: An error of ddl from within the call, with a note that names the call.
+      ConfigError: If a call raises TypeError, ValueError or RecursionError.
+    """
+    try:
+        return build()
+    except (DdlError, TypeError, ValueError, RecursionError) as error:
+        cause: BaseException = error
+        while cause.__context__ and _IN_CALL.search(str(cause)):  # gin's wrappers
+            cause = cause.__context__
+        call = _IN_CALL.search(str(error))
+        item, scope = (call[1], call[2] or "") if call else (name, "")
+        if isinstance(cause, DdlError):
+            where = f"{item} in scope {scope}" if scope else item
+            cause.args = (f"{cause}\n  in call to {where}, for {name}",)
+            raise cause.with_traceback(error.__traceback__) from cause.__cause__
+        full = [one.selector for one in matches(item)]
+        keys = [one for one in bindings if one[1] in full and nearest((scope, *one[1:]), [one])]
+        lines = [line_of(bindings[key]) for key in keys[:6]]
+        at = place_of(cause, user_packages())
+        what = f"{item} cannot be built: {message_of(cause)}"
+        raise ConfigError("\n".join([what, *lines, *([at.note] if at else [])])) from cause

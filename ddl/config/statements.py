@@ -1,48 +1,42 @@
-"""Config files as statements with their places, read by gin's parser without its registry.
+"""Config text as statements with their places, parsed by gin without its registry.
 
 gin's own values look up their items at once, which would import TensorFlow, and gin does not keep
 the line of a binding. ddl also finds the files: an include is searched beside the including file
 too, and each file is read once, so that a second include of standard.gin resets nothing.
 """
 
-import dataclasses
 import io
 import os
 import tokenize
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gin import config_parser as gin_parser
+from gin.config_parser import BindingStatement as Binding
+from gin.config_parser import ImportStatement as Import
+from gin.config_parser import Location
 
 from ddl.errors import ConfigError, did_you_mean
 
-PACKAGE = Path(__file__).resolve().parent.parent
-# The configs are inside the package in a wheel, and beside it in the repository.
-_SHIPPED = (str(PACKAGE), str(PACKAGE / "configs"), str(PACKAGE.parent / "configs"))
-
-Location = gin_parser.Location
-Import = gin_parser.ImportStatement
-
-Binding = gin_parser.BindingStatement
-"""`scope/selector.arg_name = value` and its location; for a macro, the scope is its name."""
+# A Binding is `scope/selector.arg_name = value` with its location; a macro's scope is its name.
 
 Key = tuple[str, str, str]
 """Scope, full name of the item, and parameter: the first three fields of a `Binding`."""
 
+Bindings = Mapping[Key, Binding]
+Texts = Collection[str]
+
 MACRO = "gin.macro"
 """The item by which gin stores `NAME = value`, as `NAME/gin.macro.value`."""
 
-SET_LATER = ("SEED", "STEPS_PER_EPOCH", "TOTAL_STEPS")
+SET_LATER = [(name, MACRO, "value") for name in ("SEED", "STEPS_PER_EPOCH", "TOTAL_STEPS")]
 """Macros that the program reads, or sets before it builds; None means not yet set."""
 
-_FORM = (
-    "Write NAME = value with a number such as 0.05, 'text', True, False, None, %NAME, @name(), or"
-)
+PACKAGE = Path(__file__).resolve().parent.parent
 
 
-@dataclasses.dataclass(frozen=True)
-class Reference:
+class Reference(NamedTuple):
     """`@scope/selector`, `@scope/selector()`, or the macro `%scope`, which gin sees as a call."""
 
     scope: str
@@ -52,20 +46,17 @@ class Reference:
     def __repr__(self) -> str:
         if self.selector == MACRO:
             return f"%{self.scope}"
-        return f"@{self.scope}{'/' * bool(self.scope)}{self.selector}{'()' * self.evaluate}"
+        return f"@{'/'.join(filter(None, self[:2]))}{'()' * self.evaluate}"
 
 
 def place(location: Location) -> str:
-    """Returns `file:line`, or the whole `--gin_param`."""
-    if location.filename is None:
-        return f"--gin_param {location.line_content.strip()!r}"
+    """Returns `file:line`; the file of a parameter is `--gin_param`."""
     return f"{location.filename}:{location.line_num}"
 
 
 def complain(location: Location | None, what: str) -> str:
     """Returns a complaint, preceded by the place of a statement and followed by its line."""
-    line = f"\n    {location.line_content.strip()}" if location and location.filename else ""
-    return f"{place(location)}: {what}{line}" if location else what
+    return f"{place(location)}: {what}\n    {location.line_content.strip()}" if location else what
 
 
 def raise_if_any(problems: Iterable[str]) -> None:
@@ -91,7 +82,7 @@ def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
     """Returns the value with `change` applied to each leaf of nested lists, tuples and dicts."""
     if isinstance(value, dict):
         return {map_leaves(key, change): map_leaves(item, change) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+    if type(value) in (list, tuple):
         return type(value)(map_leaves(item, change) for item in value)
     return change(value)
 
@@ -103,19 +94,19 @@ def references(value: Any) -> list[Reference]:
     return [leaf for leaf in leaves if isinstance(leaf, Reference)]
 
 
-def expand(value: Any, bindings: Mapping[Key, Binding]) -> Any:
+def expand(value: Any, bindings: Bindings) -> Any:
     """Replaces every macro by its value; those without a value stay.
 
     Raises:
       RecursionError: If a macro is part of its own value.
     """
-    if isinstance(value, dict | list | tuple):
+    if type(value) in (dict, list, tuple):
         return map_leaves(value, lambda leaf: expand(leaf, bindings))
     key = macro_key(value, bindings)
     return value if key is None else expand(bindings[key].value, bindings)
 
 
-def source(binding: Binding, bindings: Mapping[Key, Binding]) -> Binding:
+def source(binding: Binding, bindings: Bindings) -> Binding:
     """Returns the binding that holds the value: that of the macro, if the value is one."""
     key = macro_key(binding.value, bindings)
     return binding if key is None else source(bindings[key], bindings)
@@ -133,15 +124,20 @@ class _PlainValues(gin_parser.ParserDelegate):
 
 
 class Reader:
-    """Reader of config files with their includes, and of single parameters.
+    """Reader of config files with their includes, and of other texts.
 
     Attributes:
       files: Absolute paths of the files read so far.
     """
 
-    def __init__(self, search_path: Sequence[str] = ()):
+    def __init__(self, search_path: Collection[str] = ()):
         self.files: set[str] = set()
-        self._folders = [".", *search_path, *_SHIPPED]
+        # ddl's configs are inside the package in a wheel, and beside it in the repository.
+        self._folders = [
+            ".",
+            *search_path,
+            *(str(PACKAGE / x) for x in ("", "configs", "../configs")),
+        ]
 
     def file(self, name: str, at: Location | None = None) -> Iterator[Binding | Import]:
         """Yields the statements of a file and its includes; none if it was read before.
@@ -153,7 +149,7 @@ class Reader:
         Raises:
           ConfigError: If a file is missing, or cannot be parsed.
         """
-        folders = [os.path.dirname(at.filename or "") if at else ".", *self._folders]
+        folders = [os.path.dirname(at.filename) if at else ".", *self._folders]
         paths = [os.path.normpath(os.path.join(folder, name)) for folder in folders]
         path = next(filter(os.path.isfile, paths), None)
         if path is None:
@@ -164,8 +160,12 @@ class Reader:
             self.files.add(os.path.abspath(path))
             yield from self.text(Path(path).read_text("utf-8-sig", errors="replace"), path)
 
-    def text(self, text: str, file: str | None = None) -> Iterator[Binding | Import]:
+    def text(self, text: str, file: str) -> Iterator[Binding | Import]:
         """Yields the statements of a text, such as of one `--gin_param`.
+
+        Args:
+          text: The text.
+          file: Its path, or a name for errors.
 
         Raises:
           ConfigError: As `file` does, or if the text binds a parameter twice, or includes a file
@@ -174,28 +174,34 @@ class Reader:
         above: dict[Key, Location] = {}
         try:
             for statement in gin_parser.ConfigParser(io.StringIO(text), _PlainValues()):
-                line = statement.location.line_content if file else text
-                here = statement.location._replace(filename=file, line_content=line)
+                here, what = statement.location._replace(filename=file), ""
                 if isinstance(statement, gin_parser.IncludeStatement):
                     if above:
                         what = "Move this include above all bindings, which it might override."
-                        raise ConfigError(complain(here, what))
-                    yield from self.file(statement.filename, here)
+                    yield from () if above else self.file(statement.filename, here)
                 elif isinstance(statement, Binding):
                     if not statement.arg_name:
                         name = "/".join(filter(None, statement[:2]))
                         statement = Binding(name, MACRO, "value", statement.value, here)
                     if (first := above.setdefault(statement[:3], here)) is not here:
                         what = f"This is set at {place(first)} already. Remove one of the two."
-                        raise ConfigError(complain(here, what))
-                    yield statement._replace(location=here)
-                elif isinstance(statement, Import):
+                if what:
+                    raise ConfigError(complain(here, what))
+                if isinstance(statement, Binding | Import):
                     yield statement._replace(location=here)
         except (SyntaxError, tokenize.TokenError, TypeError) as error:
             # The tokenizer notices an open bracket only at the end of the text.
             lines = text.splitlines()
-            number = min(getattr(error, "lineno", None) or len(lines), len(lines))
-            here = Location(file, number, None, lines[number - 1] if file else text)
+            row = min(getattr(error, "lineno", None) or len(lines), len(lines))
             reason = " ".join(str(error.args[0]).split()).rstrip(".")
-            what = f"Cannot parse this statement: {reason}. {_FORM} a list of such; no expression."
-            raise ConfigError(complain(here, what)) from None
+            what = f"Cannot parse this: {reason}. Write NAME = value with a number such as 0.05, "
+            what += "'text', True, False, None, %NAME, @name() or a list, and no expression."
+            raise ConfigError(complain(Location(file, row, None, lines[row - 1]), what)) from None
+
+
+def read_values(text: str) -> dict[str, Any]:
+    """Returns the values that a written text binds to parameters, by name, with macros expanded."""
+    found = Reader().text(text, "the saved config")
+    bindings = {one[:3]: one for one in found if isinstance(one, Binding)}
+    values = {key: expand(one.value, bindings) for key, one in bindings.items() if key[1] != MACRO}
+    return {"/".join(filter(None, (k[0], ".".join(k[1:])))): value for k, value in values.items()}

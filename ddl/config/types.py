@@ -5,18 +5,17 @@ parentheses no value. What has no annotation passes.
 """
 
 import inspect
-import typing
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Protocol
 from unittest.mock import Mock
 
 import typeguard
 
 from ddl.config import registry, statements
-from ddl.config.statements import Binding, Key, Reference
+from ddl.config.statements import SET_LATER, Binding, Bindings, Reference
 
 
-def misfit(binding: Binding, bindings: Mapping[Key, Binding]) -> str:
+def misfit(binding: Binding, bindings: Bindings) -> str:
     """Returns the complaint about a bound value that its parameter cannot take; "" if none.
 
     Args:
@@ -27,16 +26,15 @@ def misfit(binding: Binding, bindings: Mapping[Key, Binding]) -> str:
     parameter = _signature(item).parameters.get(binding.arg_name)
     if parameter is None or parameter.annotation is parameter.empty:
         return ""
-    later = [(name, statements.MACRO, "value") for name in statements.SET_LATER]
-    known = {k: one for k, one in bindings.items() if one.value is not None or k not in later}
+    known = {k: one for k, one in bindings.items() if one.value is not None or k not in SET_LATER}
     value, annotation = statements.expand(binding.value, known), parameter.annotation
     # `x: int = None` is common: a default is valid whatever the annotation says.
     if repr(value) == repr(parameter.default) or fits(value, annotation):
         return ""
     shown = inspect.formatannotation(annotation).replace("collections.abc.", "")
     what = f"{registry.shown(binding[:3])} must be {shown.replace('typing.', '')}, got {value!r}."
-    if isinstance(value, Reference) and not value.evaluate:
-        what += f" Write {value!r}()."
+    meant = value._replace(evaluate=True) if isinstance(value, Reference) else (value,)
+    what += f" Write {meant!r}." if fits(meant, annotation) else ""
     return statements.complain(statements.source(binding, bindings).location, what)
 
 
@@ -47,13 +45,11 @@ def fits(value: Any, annotation: Any) -> bool:
     try:
         value = statements.map_leaves(value, _stand_in)
         typeguard.check_type(value, annotation, collection_check_strategy=every)
-    except typeguard.TypeCheckError:
-        return False
-    except Exception:  # an annotation that typeguard cannot read must not reject a config
         return True
+    except Exception as error:  # an annotation that typeguard cannot read rejects no config
+        return not isinstance(error, typeguard.TypeCheckError)
     finally:
         typeguard.checker_lookup_functions.remove(_stricter)
-    return True
 
 
 def _signature(item: Callable[..., Any]) -> inspect.Signature:
@@ -93,9 +89,8 @@ def _stricter(origin: Any, args: Any, extras: Any) -> Callable[..., None] | None
 
 def _check_methods(value: Any, origin: Any, args: Any, memo: Any) -> None:
     # Not the plain attributes of a protocol, which a class may set in __init__.
-    names = [name for name in dir(origin) if name not in dir(typing.Protocol)]
-    lacks = any(callable(getattr(origin, one)) and not hasattr(value, one) for one in names)
-    if lacks or inspect.isclass(value):
+    names = [x for x in {*dir(origin)} - {*dir(Protocol)} if callable(getattr(origin, x))]
+    if inspect.isclass(value) or not all(hasattr(value, name) for name in names):
         raise typeguard.TypeCheckError("is no such object")
 
 

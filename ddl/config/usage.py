@@ -6,15 +6,15 @@ without being called (`@name`) may be called at any later time, so its bindings 
 
 import fnmatch
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from ddl.config import registry, statements
-from ddl.config.statements import MACRO, Binding, Key, Reference, complain, nearest, references
+from ddl.config.statements import MACRO, Binding, Bindings, Key, Texts, nearest, references
 from ddl.errors import did_you_mean
 
 
-def unused(bindings: Mapping[Key, Binding], calls: Iterable[Key]) -> dict[Key, Binding]:
+def unused(bindings: Bindings, calls: Iterable[Key]) -> dict[Key, Binding]:
     """Returns the bindings that no call has used.
 
     Args:
@@ -28,7 +28,7 @@ def unused(bindings: Mapping[Key, Binding], calls: Iterable[Key]) -> dict[Key, B
     return {key: binding for key, binding in bindings.items() if key not in used}
 
 
-def _reachable(waiting: list[Reference], bindings: Mapping[Key, Binding]) -> set[Key]:
+def _reachable(waiting: list[statements.Reference], bindings: Bindings) -> set[Key]:
     """Returns the bindings that calls of some references may take, in any scope around them."""
     found: set[Key] = set()
     while waiting:
@@ -42,7 +42,7 @@ def _reachable(waiting: list[Reference], bindings: Mapping[Key, Binding]) -> set
 
 
 def superfluous(
-    found: Collection[Key], given: Sequence[Binding], bindings: Mapping[Key, Binding]
+    found: Collection[Key], given: Sequence[Binding], bindings: Bindings
 ) -> dict[Key, Binding]:
     """Returns the unused bindings of items that a later statement replaced by another item.
 
@@ -59,7 +59,7 @@ def superfluous(
     """
     reasons: dict[Key, Binding] = {}
     for old in given:
-        new = bindings[old[:3]]
+        new = bindings.get(old[:3], old)
         gone = [one for one in references(old.value) if one not in references(new.value)]
         for key in _reachable(gone, bindings) if references(new.value) else ():
             if key in found and given.index(bindings[key]) < given.index(new):
@@ -67,42 +67,40 @@ def superfluous(
     return reasons
 
 
-def check_macros(
-    bindings: Sequence[Binding], files: Collection[str], allowed: Collection[str] | None
-) -> None:
+def check_macros(given: Sequence[Binding], files: Texts, allowed: Texts | None) -> None:
     """Checks that each macro is defined and referred to, for which no item needs to be registered.
 
     Args:
-      bindings: All bindings.
+      given: All bindings.
       files: Absolute paths of the files read.
       allowed: Patterns of names that may be unused; None allows all.
 
     Raises:
       ConfigError: Lists the macros that are not defined, a part of their own value, or unused.
     """
-    macros = {one[:3]: one for one in bindings if one.selector == MACRO}
-    used = [(name, MACRO, "value") for name in statements.SET_LATER]
+    macros = {one[:3]: one for one in given if one.selector == MACRO}
+    used = [*statements.SET_LATER]
     problems = []
-    for binding in bindings:
+    for binding in given:
         for macro in [one for one in references(binding.value) if one.selector == MACRO]:
             used.append((macro.scope, MACRO, "value"))
             if not nearest(used[-1], macros) and not registry.is_constant(macro.scope):
                 hint = did_you_mean(macro.scope, [key[0] for key in macros])
                 hint = of_standard(macro.scope, files) or hint or f" Add a line {macro.scope} = …."
-                problems.append(complain(binding.location, f"{macro!r} is not defined.{hint}"))
+                what = f"{macro!r} is not defined.{hint}"
+                problems.append(statements.complain(binding.location, what))
         try:
             statements.expand(binding.value, macros)
         except RecursionError:
-            cycle = f"%{binding.scope} -> {binding.value!r}"
-            what = f"Macros refer to each other in a cycle: {cycle}. Give one of them a value."
-            problems.append(complain(binding.location, what))
+            what = f"Macros in a cycle: %{binding.scope} -> {binding.value!r}. Give one a value."
+            problems.append(statements.complain(binding.location, what))
     statements.raise_if_any(problems)
     if allowed is not None:
         found = [one for one in unused(macros, used).values() if not is_allowed(one, allowed)]
         raise_unused(found, used, files)
 
 
-def raise_unused(found: Sequence[Binding], used: Iterable[Key], files: Collection[str]) -> None:
+def raise_unused(found: Sequence[Binding], used: Iterable[Key], files: Texts) -> None:
     """Raises ConfigError that lists the unused bindings with a suggestion, if there are any.
 
     Args:
@@ -110,26 +108,24 @@ def raise_unused(found: Sequence[Binding], used: Iterable[Key], files: Collectio
       used: Keys of what is used.
       files: Absolute paths of the files read.
     """
-    names = {registry.shown(key) for key in used}
     lines = []
     for name, location in ((registry.shown(one[:3]), one.location) for one in found[:20]):
-        hint = of_standard(name, files) or did_you_mean(name, names)
+        hint = of_standard(name, files) or did_you_mean(name, map(registry.shown, used))
         hint = hint or " Nothing refers to it, or another binding, a flag or a caller sets it."
-        lines.append(complain(location, f"{name} is never used.{hint}"))
+        lines.append(statements.complain(location, f"{name} is never used.{hint}"))
     remedy = f"Remove the unused bindings ({len(found)}), or allow them by --gin_allow_unused."
     statements.raise_if_any([*lines, remedy] if lines else ())
 
 
-def of_standard(name: str, files: Collection[str]) -> str:
+def of_standard(name: str, files: Texts) -> str:
     """Returns the advice to include standard.gin if it defines a macro and was not read; or ""."""
     standard = statements.PACKAGE / "standard.gin"
-    if str(standard) in files or not re.search(rf"(?m)^{re.escape(name)} =", standard.read_text()):
-        return ""
-    return " Add include 'standard.gin', which defines it, as the first line."
+    defined = re.search(rf"(?m)^{re.escape(name)} =", standard.read_text())
+    return " Add include 'standard.gin'." if defined and str(standard) not in files else ""
 
 
 def is_allowed(binding: Binding, patterns: Iterable[str] = ()) -> bool:
     """Returns whether a binding may be unused: it is shipped, the program's, or allowed by name."""
-    at, name = binding.location, registry.shown(binding[:3])
-    is_own = at is None or Path(at.filename or ".").parent == statements.PACKAGE
-    return is_own or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    at = binding.location
+    is_own = at is None or Path(at.filename).parent == statements.PACKAGE
+    return is_own or any(fnmatch.fnmatchcase(registry.shown(binding[:3]), x) for x in patterns)
