@@ -102,28 +102,6 @@ def test_bad_flags_and_configs_are_reported_without_tensorflow(arguments, messag
     assert "Traceback" not in result.stderr
 
 
-def test_wrong_values_are_reported_without_tensorflow(tmp_path):
-    """All values of a wrong type come at once, then the first out of its range."""
-    (tmp_path / "mine.gin").write_text(
-        "EVAL_EVERY = 0\nPRECISION = 'flaot32'\nTRAIN_STEPS = 18446744073709551616\n"
-    )
-    given = [DIGITS, "--gin_file=mine.gin", "--dry_run"]
-    result = ddl(*given, imports_tensorflow=False, cwd=tmp_path)
-    assert result.returncode == 1
-    for message in (
-        "mine.gin:2: set_numerics.precision must be",
-        "Did you mean float32?",
-        "mine.gin:3: RunPlan.train_steps must fit into 64 bits",
-    ):
-        assert message in result.stderr
-    given += ["--gin_param=PRECISION = 'float32'", "--gin_param=TRAIN_STEPS = 5"]
-    result = ddl(*given, imports_tensorflow=False, cwd=tmp_path)
-    assert result.returncode == 1
-    message = "RunPlan.eval_every must be greater than 0, got 0. Set EVAL_EVERY to a number of "
-    message += "updates, or to None to evaluate only at the end.\n  mine.gin:1: EVAL_EVERY = 0\n"
-    assert result.stderr == f"ddl: {message}"
-
-
 @pytest.mark.parametrize("cluster", ["auto", "tf_config"])
 def test_a_wrong_tf_config_is_reported_without_tensorflow(cluster):
     given = [DIGITS, "--dry_run", f"--cluster={cluster}"]

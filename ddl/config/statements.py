@@ -12,10 +12,9 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gin import config_parser as gin_parser
 from gin.config_parser import BindingStatement as Binding
+from gin.config_parser import ConfigParser, IncludeStatement, Location, ParserDelegate
 from gin.config_parser import ImportStatement as Import
-from gin.config_parser import Location
 
 from ddl.errors import ConfigError, did_you_mean
 
@@ -112,7 +111,7 @@ def source(binding: Binding, bindings: Bindings) -> Binding:
     return binding if key is None else source(bindings[key], bindings)
 
 
-class _PlainValues(gin_parser.ParserDelegate):
+class _PlainValues(ParserDelegate):
     """gin's interface for the values of references and macros."""
 
     def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
@@ -173,9 +172,9 @@ class Reader:
         """
         above: dict[Key, Location] = {}
         try:
-            for statement in gin_parser.ConfigParser(io.StringIO(text), _PlainValues()):
+            for statement in ConfigParser(io.StringIO(text), _PlainValues()):
                 here, what = statement.location._replace(filename=file), ""
-                if isinstance(statement, gin_parser.IncludeStatement):
+                if isinstance(statement, IncludeStatement):
                     if above:
                         what = "Move this include above all bindings, which it might override."
                     yield from () if above else self.file(statement.filename, here)
