@@ -87,7 +87,7 @@ def test_the_macros_are_hyperparameters_beside_the_figures_of_evaluations(finish
 def test_a_saved_config_that_is_damaged_is_named(finished, tmp_path, content, mode):
     model_dir = tmp_path / "run"
     shutil.copytree(finished, model_dir)
-    (model_dir / "config.gin").write_bytes(content)
+    (model_dir / "operative_config.gin").write_bytes(content)
     before = contents(model_dir)
     with pytest.raises(
         ModelDirectoryError, match=r"(?s)config\.gin .*Restore the file from a backup"
