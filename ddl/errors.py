@@ -172,7 +172,7 @@ def either(names: Iterable[str]) -> str:
     return f"{', '.join(most)} or {last}" if most else last
 
 
-def did_you_mean(word: str, candidates: Iterable[str]) -> str:
+def did_you_mean(word: str, candidates: Iterable[str], cutoff: float = 0.75) -> str:
     """Returns ` Did you mean x?` with its leading space, or "" without a similar candidate."""
-    found = closest(word, candidates)
+    found = closest(word, candidates, cutoff)
     return f" Did you mean {either(found)}?" if found else ""

@@ -14,7 +14,7 @@ import ddl
 
 
 @gin.register
-class Distillation:
+class Distill:
     """A student learns the labels, and a teacher's predictions at a higher temperature."""
 
     def __init__(

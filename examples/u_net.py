@@ -7,7 +7,7 @@ import ddl
 
 
 @gin.register
-def shapes(n: int, seed: int, size: int = 16) -> ddl.data.Source:
+def disks_and_squares(n: int, seed: int, size: int = 16) -> ddl.data.Source:
     """Draws n noisy images of one disk and one square each, and the class of each pixel."""
     random = np.random.default_rng(seed)
     row, column = np.mgrid[:size, :size]

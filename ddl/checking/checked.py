@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddl import config
 from ddl.checking.configurations import ONE
 from ddl.checking.processes import record
 from ddl.checking.report import Report, report_on
@@ -88,7 +87,6 @@ def check_config(
     Raises:
       ConfigError: If the config cannot be loaded, or binds PER_REPLICA_BATCH_SIZE.
     """
-    config.read(files, params, search_path, allow_unused)  # fails before processes start
     gin = {
         "files": list(files),
         "params": list(params),

@@ -5,36 +5,213 @@ The order of use is `load` → `build_bound`/`get_macro`/`set_macro` → `build`
 fault, its location and the remedy. There is one config per process, since gin has one.
 """
 
-from ddl.config.current import (
-    build,
-    build_bound,
-    check_all_used,
-    config_text,
-    differences,
-    get_macro,
-    imported_modules,
-    is_withheld,
-    load,
-    operative_config_text,
-    places_mentioned,
-    read,
-    set_macro,
-    withhold_macro,
-)
+import pprint
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-__all__ = [
-    "build",
-    "build_bound",
-    "check_all_used",
-    "config_text",
-    "differences",
-    "get_macro",
-    "imported_modules",
-    "is_withheld",
-    "load",
-    "operative_config_text",
-    "places_mentioned",
-    "read",
-    "set_macro",
-    "withhold_macro",
-]
+import gin
+
+from ddl.config import registry, statements, types, usage
+from ddl.config.registry import calling
+from ddl.config.statements import MACRO, Binding, Import, Key, Reader, Texts, place
+from ddl.errors import ConfigError
+
+
+class _Loaded(NamedTuple):
+    """A loaded config.
+
+    Attributes:
+      given: All bindings in the order of the files, with full names.
+      bindings: The effective bindings by key.
+      modules: The imported modules.
+      files: Absolute paths of the files read.
+    """
+
+    given: Sequence[Binding]
+    bindings: dict[Key, Binding]
+    modules: Texts
+    files: Texts
+
+
+_loaded = _Loaded((), {}, (), ())
+
+
+def load(
+    files: Texts, params: Texts = (), search_path: Texts = (), allowed_unused: Texts | None = None
+) -> None:
+    """Reads and checks a config, and replaces the one loaded before.
+
+    Later statements override earlier ones; params come last. The search order for files is the
+    folder of an including file, the working directory, the search path, ddl's package folder and
+    ddl's configs. Each file is read once.
+
+    Args:
+      files: Paths of config files.
+      params: Single statements such as `NAME = value`.
+      search_path: Further folders to search.
+      allowed_unused: As in `check_all_used`. If given, macros that no binding refers to are errors
+        already here.
+
+    Raises:
+      ConfigError: If a file or an imported module cannot be read, or a statement is invalid.
+    """
+    global _loaded
+    _loaded = _Loaded((), {}, (), ())
+    gin.clear_config()
+    reader = Reader(search_path)
+    found = [statement for file in files for statement in reader.file(file)]
+    found += [statement for param in params for statement in reader.text(param, "--gin_param")]
+    given = [one for one in found if isinstance(one, Binding)]
+    modules = dict.fromkeys(registry.import_module(x) for x in found if isinstance(x, Import))
+    usage.check_macros(given, reader.files, allowed_unused)
+    registry.register_all()  # imports TensorFlow
+    statements.raise_if_any(map(registry.bind, given))
+    given = [one._replace(selector=registry.full_name(one.selector)) for one in given]
+    bindings = {one[:3]: one for one in given}
+    statements.raise_if_any(types.misfit(one, bindings) for one in bindings.values())
+    _loaded = _Loaded(given, bindings, [*modules], reader.files)
+
+
+def get_macro(name: str) -> Any:
+    """Returns a macro's value; None if it is not defined, or withheld. It then counts as used.
+
+    Args:
+      name: The macro.
+
+    Raises:
+      ConfigError: If its value cannot be built.
+    """
+    return build(f"{name}/{MACRO}") if (name, MACRO, "value") in _loaded.bindings else None
+
+
+def set_macro(name: str, value: Any) -> None:
+    """Sets a macro at run time; both saved texts show the value.
+
+    Args:
+      name: The macro, which need not be defined in the config.
+      value: A value that can be written to a config.
+    """
+    key = (name, MACRO, "value")
+    _loaded.bindings[key] = Binding(*key, value, None)
+    gin.bind_parameter(key, value)
+    get_macro(name)  # marks it as used
+
+
+def withhold_macro(name: str, message: str) -> None:
+    """Makes reading a macro in the config raise ConfigError until `set_macro` sets it.
+
+    Args:
+      name: The macro; ignored if the config does not define it.
+      message: Message of the ConfigError.
+    """
+    if _loaded.bindings.pop((name, MACRO, "value"), None):
+        gin.bind_parameter((name, MACRO, "value"), registry.Fixed(ConfigError(message)))
+
+
+def build(name: str, *args: Any, **kwargs: Any) -> Any:
+    """Calls a registered item with the arguments bound in the config.
+
+    Args:
+      name: Name of the item, such as `RunPlan` or `train/images`.
+      *args: Positional arguments; they override the config's.
+      **kwargs: Keyword arguments; they override the config's.
+
+    Returns:
+      The result of the call.
+
+    Raises:
+      ConfigError: If a value is missing or rejected; the TypeError or ValueError is its cause.
+    """
+    return calling(lambda: gin.get_configurable(name)(*args, **kwargs), name, _loaded.bindings)
+
+
+def build_bound(name: str, parameter: str) -> Any:
+    """Builds the value bound for one parameter ahead of the call that takes it.
+
+    A later `build(name)` reuses this value. The program can derive macros from it (`set_macro`).
+
+    Args:
+      name: Name of the registered item, without a scope.
+      parameter: The parameter of the item.
+
+    Returns:
+      The value; None if nothing is bound.
+
+    Raises:
+      ConfigError: If a value is missing or rejected, as in `build`.
+    """
+    built = f"{name}.{parameter}"
+    return calling(lambda: registry.build_bound(name, parameter), built, _loaded.bindings)
+
+
+def check_all_used(allowed_unused: Texts = ()) -> list[str]:
+    """Checks that a call so far has used every binding and macro; see `ddl.config.usage`.
+
+    Drops the bindings of items that a later statement replaced by another item.
+
+    Args:
+      allowed_unused: Names that may be unused, such as `Adam.beta_1` or `Adam.*`.
+
+    Returns:
+      A line about the dropped bindings, if there are any.
+
+    Raises:
+      ConfigError: Lists the unused bindings and macros.
+    """
+    used = registry.operative_values()
+    unused = usage.unused(_loaded.bindings, used)
+    found = {k: b for k, b in unused.items() if not usage.is_allowed(b, allowed_unused)}
+    dropped = usage.superfluous(found, _loaded.given, _loaded.bindings)
+    usage.raise_unused([b for k, b in found.items() if k not in dropped], used, _loaded.files)
+    for key in dropped:
+        del _loaded.bindings[key]
+    names = ", ".join(map(registry.shown, dropped))
+    by = " and ".join({place(binding.location): None for binding in dropped.values()})
+    return [f"{by} replaces their items, so these have no effect: {names}."] if dropped else []
+
+
+def places_mentioned(message: str) -> list[str]:
+    """Returns a line with the place of each binding that an error mentions by name; at most four.
+
+    A binding to a macro is followed to the macro's own line. Defaults shipped with ddl are left
+    out. A message that has a place already gets no other.
+
+    Args:
+      message: Text of an error that mentions names such as `RunPlan.train_steps` or `TRAIN_STEPS`.
+    """
+    by = {re.escape(registry.shown(key)): binding for key, binding in _loaded.bindings.items()}
+    # Not as a part of a longer name.
+    hits = [x for one, x in by.items() if re.search(rf"(?<![\w.@%/]){one}(?![\w/]|\.\w)", message)]
+    sources = [statements.source(one, _loaded.bindings) for one in hits]
+    own = [x for x in sources if not usage.is_allowed(x) and place(x.location) not in message]
+    return list(dict.fromkeys(map(registry.line_of, own)))[:4]
+
+
+def imported_modules() -> list[str]:
+    """Returns the modules that the config imports."""
+    return list(_loaded.modules)
+
+
+def config_text() -> str:
+    """Returns all effective bindings as config text, without overridden ones."""
+    return _text({key: binding.value for key, binding in _loaded.bindings.items()})
+
+
+def operative_config_text() -> str:
+    """Returns all values used so far, including defaults; loading the text repeats the run.
+
+    Call it after everything is built: it covers only items that were called.
+    """
+    return _text(registry.operative_values())
+
+
+def _text(values: Mapping[Key, Any]) -> str:
+    """Returns the text that imports the modules and binds values: macros first, then by item."""
+    lines = [f"import {module}" for module in _loaded.modules]
+    for key in sorted(values, key=lambda key: (key[1] != MACRO, registry.short_name(key[1]), key)):
+        name = registry.shown(key)
+        # Dicts keep their order. A continuation line must be indented deeper than the name.
+        value = pprint.pformat(values[key], width=max(97 - len(name), 40), sort_dicts=False)
+        lines.append(f"{name} = " + value.replace("\n", "\n    "))
+    return "\n".join(lines) + "\n"

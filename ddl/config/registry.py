@@ -1,263 +1,211 @@
-"""Registry of the functions and classes that a config can name: ddl's own and Keras's.
+"""gin's registry of what a config can name, ddl's own, Keras's and the user's, and its calls.
 
-Only this module accesses gin's private registry.
+Only this module accesses gin's private names and reads its messages.
 """
 
 import copy
 import functools
 import importlib
 import inspect
-from collections.abc import Callable
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import gin
 from gin import config as gin_config
 
-# ddl's own items as "module:attribute". Configs name them ddl.<attribute>, short <attribute>.
-# ddl's layers share their names with Keras's; configs name them ddl.layers.<attribute>.
-OWN: tuple[str, ...] = (
-    "ddl.training.checks.batch_size:global_batch_size",
-    "ddl.callbacks:AfterEvaluation",
-    "ddl.callbacks:AfterSave",
-    "ddl.callbacks:Every",
-    "ddl.data:array_records",
-    "ddl.data:concatenate",
-    "ddl.data:digits",
-    "ddl.data:image_folder",
-    "ddl.data:images",
-    "ddl.data:k_fold",
-    "ddl.data:mix",
-    "ddl.data:packed",
-    "ddl.data:penguins",
-    "ddl.data:play",
-    "ddl.data:shapes",
-    "ddl.data:stream",
-    "ddl.data:subset",
-    "ddl.data:synthetic",
-    "ddl.data:table",
-    "ddl.data:tf_records",
-    "ddl.data:token_lines",
-    "ddl.data:tokens",
+from ddl.config.statements import MACRO, Binding, Import, Key, complain, nearest, place
+from ddl.errors import ConfigError, DdlError, did_you_mean
+from ddl.user_code import attributing_errors, message_of, place_of
+
+# Modules whose public functions and classes a config may name as ddl.<name>, short <name>.
+_PUBLIC = ("callbacks", "data", "layers", "metrics", "models", "optimizers", "tasks")
+_OTHERS = (
+    "ddl:ExponentialMovingAverage LossScale LossWeight Remat Retention Trainer WarmStart",
     "ddl.optimizers.learning_rate:LearningRate",
-    "ddl.optimizers.loss_weight:LossWeight",
-    "ddl.optimizers.lengths:epochs_to_steps",
-    "ddl.optimizers.lengths:steps_after_warmup",
-    "ddl.optimizers.lengths:warmup_steps",
-    "ddl.metrics:ConfusionCounts",
-    "ddl.metrics:FunctionOfMean",
-    "ddl.metrics:KerasMetric",
-    "ddl.metrics:OfAllOutputs",
-    "ddl.metrics:Perplexity",
-    "ddl.models:bert",
-    "ddl.models:cnn",
-    "ddl.models:gpt",
-    "ddl.models:keras_application",
-    "ddl.models:keras_hub_model",
-    "ddl.models:load_exported",
-    "ddl.models:mlp",
-    "ddl.models:resnet",
-    "ddl.models:table_mlp",
-    "ddl.models:unet",
-    "ddl.models:vit",
-    "ddl.step.remat:Remat",
-    "ddl.optimizers:FusedAdagrad",
-    "ddl.optimizers:FusedAdam",
-    "ddl.optimizers:FusedAdamW",
-    "ddl.optimizers:FusedRMSprop",
-    "ddl.optimizers:FusedSGD",
-    "ddl.optimizers:Group",
-    "ddl.optimizers:LAMB",
-    "ddl.optimizers:LARS",
-    "ddl.optimizers:MomentumSGD",
-    "ddl.optimizers:ParameterGroups",
-    "ddl.optimizers:exclude_from_weight_decay",
+    "ddl.optimizers.lengths:epochs_to_steps steps_after_warmup warmup_steps",
     "ddl.optimizers.plateau:ReduceOnPlateau",
-    "ddl.precision:LossScale",
+    "ddl.optimizers.schedules:CosineWithRestarts OneCycle ReciprocalSquareRoot StepDecay",
     "ddl.precision:set_numerics",
-    "ddl.checkpoints.retention:Retention",
-    "ddl.callbacks.early_stopping:EarlyStopping",
     "ddl.run.plan:RunPlan",
     "ddl.run.predicting.settings:Predictions",
-    "ddl.run.trackers:MLflow",
-    "ddl.run.trackers:WeightsAndBiases",
-    "ddl.optimizers.schedules:CosineWithRestarts",
-    "ddl.optimizers.schedules:OneCycle",
-    "ddl.optimizers.schedules:ReciprocalSquareRoot",
-    "ddl.optimizers.schedules:StepDecay",
-    "ddl.tasks:Classification",
-    "ddl.tasks:Distillation",
-    "ddl.tasks:LanguageModel",
-    "ddl.tasks:MaskedLanguageModel",
-    "ddl.tasks:MultiLabel",
-    "ddl.tasks:Regression",
-    "ddl.tasks:Segmentation",
-    "ddl.tasks:Supervised",
-    "ddl.training.trainer:Trainer",
-    "ddl.checkpoints.warm_start:WarmStart",
-    "ddl.step.weight_average:ExponentialMovingAverage",
+    "ddl.run.trackers:MLflow WeightsAndBiases",
+    "ddl.training.checks.batch_size:global_batch_size",
 )
+# Not metrics, whose names collide with those of the losses, nor activations, which Keras takes by
+# name ('relu').
+_KERAS = "optimizers optimizers.schedules losses initializers regularizers constraints layers"
 
-LAYERS = "ddl.layers"
-
-# Not registered: metrics, whose names collide with those of the losses; activations, which Keras
-# takes by name ('relu'); and abstract base classes.
-KERAS_MODULES = (
-    "keras.optimizers",
-    "keras.optimizers.schedules",
-    "keras.losses",
-    "keras.initializers",
-    "keras.regularizers",
-    "keras.constraints",
-    "keras.layers",
-)
-KERAS_BASES = frozenset(
-    {
-        "Optimizer",
-        "LearningRateSchedule",
-        "Loss",
-        "Initializer",
-        "Regularizer",
-        "Constraint",
-        "Layer",
-        "Wrapper",
-    }
-)
-
-
-def register(item: Callable[..., Any], name: str | None = None, module: str = "ddl") -> None:
-    """Registers a function or class for configs as `module.name`, `name` for short.
-
-    The item itself is not modified, and a config builds plain instances of it. Bindings apply only
-    where a config refers to the item. Repeated registration has no effect.
-
-    Args:
-      item: The function or class.
-      name: Its name in configs; None takes its own name.
-      module: Prefix that distinguishes items of the same name.
-    """
-    name = name or item.__name__
-    known = gin_config._REGISTRY.get(f"{module}.{name}")
-    if known is None or known.wrapped is not item:
-        gin.external_configurable(item, name=name, module=module)
+# Text that gin appends to an error at each call it passes, the innermost call first.
+_IN_CALL = re.compile(r"\n  In call to configurable '(.+?)' \(.+?\)(?: in scope '(.+)')?(?:\n|$)")
 
 
 @functools.cache
 def register_all() -> None:
-    """Registers ddl's own items and Keras's; imports Keras."""
-    for path in OWN:
-        module, _, attribute = path.partition(":")
-        register(getattr(importlib.import_module(module), attribute))
-    layers = importlib.import_module(LAYERS)
-    for attribute in layers.__all__:
-        register(getattr(layers, attribute), module=LAYERS)
-    for module in KERAS_MODULES:
-        for attribute, item in vars(importlib.import_module(module)).items():
-            # Keras also exports classes under older names; only their own names are registered.
-            is_alias = attribute != getattr(item, "__name__", None)
-            if inspect.isclass(item) and not is_alias and attribute not in KERAS_BASES:
-                register(item, module=module)
-    _prefer_items_of_users()
+    """Registers ddl's own items and Keras's; imports Keras.
 
-
-def _prefer_items_of_users() -> None:
-    """Makes a name mean the user's item where ddl or Keras has one of the same name, too.
-
-    Otherwise a name that a later version of ddl adds would make a config ambiguous.
+    The items themselves are not modified, and a config builds plain instances of them.
     """
-    registry = gin_config._REGISTRY
-    find = registry.matching_selectors
+    for module in (f"ddl.{part}" for part in _PUBLIC):
+        # ddl's layers share their names with Keras's; configs name them ddl.layers.<name>.
+        prefix = module if module == "ddl.layers" else "ddl"
+        register(module, importlib.import_module(module).__all__, prefix)
+    for module, _, names in (other.partition(":") for other in _OTHERS):
+        register(module, names.split(), "ddl")
+    for module in (f"keras.{part}" for part in _KERAS.split()):
+        register(module, dir(importlib.import_module(module)), module)
 
-    def of_users_first(partial_selector: str) -> list[str]:
-        found = find(partial_selector)
-        own = [each for each in found if not each.startswith(("ddl.", "keras."))]
-        return own if len(own) == 1 else found
 
-    registry.matching_selectors = of_users_first
+def register(module: str, names: Iterable[str], prefix: str) -> None:
+    """Registers classes of a module, and functions of ddl, under their names with a prefix."""
+    for item in (getattr(importlib.import_module(module), name) for name in names):
+        if inspect.isclass(item) or (inspect.isfunction(item) and prefix == "ddl"):
+            gin.external_configurable(item, module=prefix)
+
+
+def import_module(statement: Import) -> str:
+    """Imports the module of an `import` line, which may lie beside the config; returns its name.
+
+    Raises:
+      ConfigError: If it cannot be imported, with the line and the place in the user's code.
+    """
+    folder = os.path.dirname(os.path.abspath(statement.location.filename))
+    if folder not in sys.path:
+        sys.path.append(folder)  # as the last place; its functions may import others later
+    try:
+        with attributing_errors():
+            return importlib.import_module(statement.module).__name__
+    except (ImportError, DdlError) as error:
+        what = f"Cannot import {statement.module}: {error}. Correct it, or its place or PYTHONPATH."
+        raise ConfigError(complain(statement.location, what)) from error
 
 
 def matches(selector: str) -> list[Any]:
     """Returns the registered items that match a name: one unless unknown or ambiguous.
 
-    Each item has `wrapped` (the function or class), `wrapper` (the version that takes arguments
-    from the config), `selector` (its full name), `allowlist` and `denylist`.
+    Each has `wrapped`, the function or class, and `selector`, its full name.
     """
     return gin_config._REGISTRY.get_all_matches(selector)
 
 
-def items() -> list[Any]:
-    """Returns all registered items without gin's own; `matches` says what each has."""
-    return [item for selector, item in gin_config._REGISTRY.items() if selector[:4] != "gin."]
+def full_name(selector: str) -> str:
+    """Returns the full name for a selector; the selector itself if unknown or ambiguous."""
+    found = matches(selector)
+    return found[0].selector if len(found) == 1 else selector
 
 
 def short_name(selector: str) -> str:
     """Returns the shortest unambiguous name for a full name; other names unchanged."""
-    if selector not in gin_config._REGISTRY:
-        return selector
-    return gin_config._REGISTRY.minimal_selector(selector)
+    known = gin_config._REGISTRY
+    return known.minimal_selector(selector) if selector in known else selector
 
 
-def names() -> list[str]:
-    """Returns the shortest and the full names of all registered items, without gin's own."""
-    full = [selector for selector, _ in gin_config._REGISTRY.items()]
-    full = [selector for selector in full if not selector.startswith("gin.")]
-    return [short_name(selector) for selector in full] + full
+def shown(key: Key) -> str:
+    """Returns the left-hand side of a binding, with the shortest unambiguous name."""
+    scope, selector, parameter = key
+    name = f"{short_name(selector)}.{parameter}"
+    return scope if selector == MACRO else f"{scope}/{name}" if scope else name
+
+
+def line_of(binding: Binding) -> str:
+    """Returns an indented line with the place of a binding, its name and its value."""
+    return f"  {place(binding.location)}: {shown(binding[:3])} = {binding.value!r}"
 
 
 def user_packages() -> set[str]:
     """Returns the packages of the registered items that are neither ddl's nor Keras's."""
-    modules = [item.wrapped.__module__ for _, item in gin_config._REGISTRY.items()]
-    packages = {module.partition(".")[0] for module in modules}
-    return packages - {"ddl", "keras", "gin", "tensorflow", "builtins"}
+    packages = [x.wrapped.__module__.partition(".")[0] for _, x in gin_config._REGISTRY.items()]
+    return {*packages} - {"ddl", "keras", "gin", "tensorflow", "builtins"}
 
 
-def is_broken(item: Any) -> bool:
-    """Returns whether an item is a Keras layer or model that gin has modified in place.
+def is_constant(name: str) -> bool:
+    """Returns whether `%name` is a constant of gin's, such as a member of an Enum."""
+    return bool(gin_config._CONSTANTS.matching_selectors(name))
 
-    `@gin.configurable` replaces `__init__`, whose signature Keras then cannot read.
+
+def bind(one: Binding) -> str:
+    """Binds a parameter in gin's config.
+
+    Returns:
+      gin's complaint, with a suggestion, if a name is unknown or ambiguous, the parameter does not
+      exist, or the value cannot be written to a config and read back; else "".
     """
-    return item.wrapper is item.wrapped and any(
-        base.__name__ == "Operation" and base.__module__.startswith("keras.")
-        for base in getattr(item.wrapped, "__mro__", ())
-    )
+    try:
+        gin.bind_parameter(one[:3], gin_config.parse_value(repr(one.value)))
+        return ""
+    except SyntaxError:
+        return complain(one.location, f"{one.value!r} cannot be read back. Use another value.")
+    except (ValueError, KeyError) as error:
+        what = str(error).partition("\n")[0].strip('"')
+        known = [short_name(selector) for selector, _ in gin_config._REGISTRY.items()]
+        known += [p for x in matches(one.selector) for p in inspect.signature(x.wrapped).parameters]
+        *_, word = re.findall(r"'@?([\w./]+)(?:\(\))?'", what)
+        hint = did_you_mean(word, known, cutoff=0.6) or " Correct it, or import its module."
+        return complain(one.location, f"{what}{hint}")
 
 
-def calls() -> dict[tuple[str, str], dict[str, Any]]:
-    """Returns the calls so far: (scope, selector) to the values that gin supplied or recorded.
-
-    The values are bound values and literal defaults, without arguments that the caller passed.
-    """
+def operative_values() -> dict[Key, Any]:
+    """Returns the values that calls so far took from the config or from literal defaults."""
     with gin_config._OPERATIVE_CONFIG_LOCK:
-        return {call: dict(values) for call, values in gin_config._OPERATIVE_CONFIG.items()}
+        calls = gin_config._OPERATIVE_CONFIG.items()
+        return {(*call, name): value for call, taken in calls for name, value in taken.items()}
 
 
-class _Built:
-    """A bound value whose references are already called: every call takes the same result.
+class Fixed:
+    """A bound value that every call gets as it is: gin deep-copies a bound value for each call.
 
-    gin deep-copies a bound value for each call, and the copy calls its references. This class
-    makes that copy once. Its repr is still that of the bound value, for the saved texts.
+    A ConfigError is raised instead. The repr is that of the bound value, for the saved texts.
     """
 
-    def __init__(self, bound: Any):
-        self._bound = bound
-        self.product = copy.deepcopy(bound)
+    def __init__(self, product: Any, bound: Any = None):
+        self._product, self._bound = product, bound
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return self.product
+        if isinstance(self._product, ConfigError):
+            raise self._product
+        return self._product
 
     def __repr__(self) -> str:
         return repr(self._bound)
 
 
-def build_bound(selector: str, parameter: str) -> Any:
-    """Builds the value bound for a parameter, for reuse by later calls; None if unbound.
+def build_bound(name: str, parameter: str) -> Any:
+    """Builds the value bound for a parameter outside of scopes, for reuse by later calls."""
+    bound = gin_config._CONFIG.get(("", full_name(name)), {})
+    if parameter in bound and not isinstance(bound[parameter], Fixed):
+        bound[parameter] = Fixed(copy.deepcopy(bound[parameter]), bound[parameter])
+    return copy.deepcopy(bound.get(parameter))
+
+
+def calling(build: Callable[[], Any], name: str, bindings: Mapping[Key, Binding]) -> Any:
+    """Returns the result of `build`, and adds the call and its bindings to errors.
 
     Args:
-      selector: Full name of the item.
-      parameter: A parameter of the item; only bindings outside of scopes count.
+      build: Function without arguments that calls an item through gin.
+      name: What is built, for errors.
+      bindings: The bindings of the config, for errors.
+
+    Raises:
+      DdlError: An error of ddl from within the call, with a note that names the call.
+      ConfigError: If a call raises TypeError, ValueError or RecursionError.
     """
-    bound = gin_config._CONFIG.get(("", selector), {})
-    if parameter not in bound:
-        return None
-    if not isinstance(bound[parameter], _Built):
-        bound[parameter] = _Built(bound[parameter])
-    return copy.deepcopy(bound[parameter])
+    try:
+        return build()
+    except (DdlError, TypeError, ValueError, RecursionError) as error:
+        cause: BaseException = error
+        while cause.__context__ and _IN_CALL.search(str(cause)):  # gin's wrappers
+            cause = cause.__context__
+        call = _IN_CALL.search(str(error))
+        item, scope = (call[1], call[2] or "") if call else (name, "")
+        if isinstance(cause, DdlError):
+            where = f"{item} in scope {scope}" if scope else item
+            cause.args = (f"{cause}\n  in call to {where}, for {name}",)
+            raise cause.with_traceback(error.__traceback__) from cause.__cause__
+        full = [one.selector for one in matches(item)]
+        keys = [one for one in bindings if one[1] in full and nearest((scope, *one[1:]), [one])]
+        lines = [line_of(bindings[key]) for key in keys[:6]]
+        at = place_of(cause, user_packages())
+        what = f"{item} cannot be built: {message_of(cause)}"
+        raise ConfigError("\n".join([what, *lines, *([at.note] if at else [])])) from cause

@@ -83,19 +83,19 @@ class RunDirectory:
         return folder if number == 1 else folder / f"worker-{worker}"
 
     def saved_config(self) -> str | None:
-        """Returns the text of an earlier run's config.gin; None if there is none.
+        """Returns the text of an earlier run's operative_config.gin; None if there is none.
 
         Raises:
           ModelDirectoryError: If the file cannot be read, or is not UTF-8.
         """
         try:
-            return self.config.read_text(encoding="utf-8")
+            return self.operative_config.read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
         except (OSError, UnicodeDecodeError) as error:
             raise ModelDirectoryError(
-                f"{self.config} cannot be read: {error}. Restore the file from a backup, or pass "
-                "another --model_dir."
+                f"{self.operative_config} cannot be read: {error}. Restore the file from a backup, "
+                "or pass another --model_dir."
             ) from error
 
     def macros(self) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def _set_steps_per_epoch(batches: int) -> int:
     A config may bind it to the length of an epoch for a step that reads several batches in each
     update; `check_lengths` then compares it with the trainer's.
     """
-    given = None if config.is_withheld("STEPS_PER_EPOCH") else config.get_macro("STEPS_PER_EPOCH")
+    given = config.get_macro("STEPS_PER_EPOCH")  # None while it is withheld
     if (
         isinstance(given, int)
         and 0 < given < batches
@@ -109,7 +109,7 @@ def _set_steps_per_epoch(batches: int) -> int:
 
 
 def _set(name: str, value: int) -> None:
-    given = None if config.is_withheld(name) else config.get_macro(name)
+    given = config.get_macro(name)  # None while it is withheld
     if given not in (None, value):
         raise ConfigError(
             f"{name} must be {value}, as follows from the data, the batch size and the length of "

@@ -4,17 +4,13 @@ import pytest
 
 from ddl import config
 from ddl.config import registry
-from tests.config import dummies  # noqa: F401 - registers them
+from tests.config import items  # noqa: F401 - registers them
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _without_own_items():
-    """These tests are about configs, not about what ddl offers to be configured."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "OWN", ())
-        registry.register_all.cache_clear()
-        yield
-    registry.register_all.cache_clear()
+@pytest.fixture(autouse=True)
+def _without_own_items(monkeypatch):
+    """These tests need no model of ddl's."""
+    monkeypatch.setattr(registry, "register_all", lambda: None)
 
 
 @pytest.fixture
@@ -24,7 +20,6 @@ def write(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def write(text: str, name: str = "run.gin") -> str:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
         return name
 

@@ -17,7 +17,7 @@ def test_configs_are_written_and_read_back(tmp_path):
     directory = RunDirectory(tmp_path)
     assert directory.saved_config() is None
     directory.write_configs("SEED = 1\n", "SEED = 1\nX.y = 2\n")
-    assert directory.saved_config() == "SEED = 1\n"
+    assert directory.saved_config() == "SEED = 1\nX.y = 2\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "config.gin",
         "operative_config.gin",
@@ -76,10 +76,10 @@ def test_two_runs_in_one_directory_are_refused(tmp_path, exists):
 
 def test_a_config_that_cannot_be_read_is_named(tmp_path):
     directory = RunDirectory(tmp_path)
-    directory.config.write_bytes(b"SEED = 1\n\xff\xfe\0")
+    directory.operative_config.write_bytes(b"SEED = 1\n\xff\xfe\0")
     with pytest.raises(ModelDirectoryError, match=r"config.gin cannot be read: .*utf-8.*Restore"):
         directory.saved_config()
-    directory.config.unlink()
-    directory.config.mkdir()
+    directory.operative_config.unlink()
+    directory.operative_config.mkdir()
     with pytest.raises(ModelDirectoryError, match=r"config.gin cannot be read: .*Is a directory"):
         directory.saved_config()

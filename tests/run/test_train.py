@@ -1,6 +1,5 @@
 """Whole runs in this process: what they write, how they go on, what they refuse."""
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -11,7 +10,6 @@ import tensorflow as tf
 from tensorboard.plugins.hparams.api_pb2 import Status
 
 from ddl import config
-from ddl.config.usage import FROM_FLAGS
 from ddl.distribution.communication import Communication
 from ddl.errors import (
     ConfigError,
@@ -20,7 +18,6 @@ from ddl.errors import (
     TrainingDiverged,
 )
 from ddl.run import train
-from ddl.run.placement import Placement
 from tests.conftest import make_strategy
 from tests.run.test_hyperparameters import sessions
 
@@ -90,7 +87,7 @@ def test_the_macros_are_hyperparameters_beside_the_figures_of_evaluations(finish
 def test_a_saved_config_that_is_damaged_is_named(finished, tmp_path, content, mode):
     model_dir = tmp_path / "run"
     shutil.copytree(finished, model_dir)
-    (model_dir / "config.gin").write_bytes(content)
+    (model_dir / "operative_config.gin").write_bytes(content)
     before = contents(model_dir)
     with pytest.raises(
         ModelDirectoryError, match=r"(?s)config\.gin .*Restore the file from a backup"
@@ -144,7 +141,10 @@ def test_other_microbatches_are_noted_if_statistics_depend_on_them(
 ):
     shutil.copytree(regularized, tmp_path / "run")
     run(tmp_path / "run", "ACCUMULATION_STEPS = 1", "TRAIN_STEPS = 22", **REGULARIZED)
-    assert "ACCUMULATION_STEPS: 2 → 1. This model computes statistics" in capsys.readouterr().out
+    assert (
+        "Trainer.accumulation_steps: 2 → 1. This model computes statistics"
+        in capsys.readouterr().out
+    )
     shutil.copytree(finished, tmp_path / "other")
     run(tmp_path / "other", "ACCUMULATION_STEPS = 2", "TRAIN_STEPS = 42")
     assert "This model computes statistics" not in capsys.readouterr().out
@@ -248,9 +248,9 @@ def test_per_replica_form_scales_batch_and_learning_rate(capsys):
         (
             ["Trainer.shard_optimizer_state = True"],
             ConfigError,
-            "from the flag --shard_optimizer_state. Pass the flag, and remove the binding",
+            "Trainer.shard_optimizer_state is never used.*a flag",
         ),
-        (["cnn.filter = 40"], ConfigError, "cnn has no parameter filter"),
+        (["cnn.filter = 40"], ConfigError, "doesn't have a parameter named 'filter'"),
         (["FusedSGD.momentun = 0.5"], ConfigError, "Did you mean momentum"),
         (["trian/images.split = 'train'"], ConfigError, "train/images.split"),
         (
@@ -261,7 +261,7 @@ def test_per_replica_form_scales_batch_and_learning_rate(capsys):
         (["PRECISION = 'float16'"], ConfigError, "float16"),
         (["DATA = 'digit'"], ConfigError, "digits"),
         (["NUM_CLASSES = 9"], DataError, "10|9"),
-        (["Trainer.task = @Classification"], ConfigError, "parentheses"),
+        (["Trainer.task = @Classification"], ConfigError, r"Write @Classification\(\)"),
         (
             ["LEARNING_RATE = -1"],
             ConfigError,
@@ -275,11 +275,6 @@ def test_bad_input_is_an_error_and_leaves_nothing(tmp_path, params, error, messa
     with pytest.raises(error, match=message):
         run(tmp_path / "run", *params, strategy=("mirrored", 2))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_messages_know_each_argument_that_a_flag_gives():
-    fields = {field.name for field in dataclasses.fields(Placement)}
-    assert fields - {"communication"} == FROM_FLAGS
 
 
 @pytest.mark.parametrize(
@@ -360,7 +355,7 @@ def test_a_run_whose_rate_follows_its_length_is_not_lengthened_in_silence(tmp_pa
     rates = [line["learning_rate"] for line in metrics(model_dir, "train")]
     expected = [0.05 * (1 + np.cos(np.pi * (s - 4) / 36)) / 2 for s in (9, 19, 29, 39)]
     np.testing.assert_allclose(rates, expected, rtol=1e-7)
-    with pytest.raises(ModelDirectoryError, match="TOTAL_STEPS: 40 → 60"):
+    with pytest.raises(ModelDirectoryError, match="steps_after_warmup.total_steps: 40 → 60"):
         run(model_dir, *COSINE, "TRAIN_STEPS = 60", **DIGITS_MLP)
     # One that only counts its own updates may be.
     shutil.rmtree(model_dir)
@@ -379,7 +374,7 @@ def test_a_run_whose_rate_follows_its_length_is_not_lengthened_in_silence(tmp_pa
         (["SCALING_RULE = 'linear'"], "BASE_BATCH_SIZE .*, which is missing"),
         (
             ["SCALING_RULE = 'cubic'"],
-            "LearningRate.scaling must be 'linear', .* or None, got 'cubic'",
+            "LearningRate.scaling must be .*'linear'.*, got 'cubic'",
         ),
         (["TOTAL_STEPS = 50"], "TOTAL_STEPS must be 40, .*, got 50. Remove the binding"),
     ],
@@ -404,7 +399,7 @@ def test_a_plateau_in_a_config(tmp_path):
         run(model_dir, *plateau, mode="train", **DIGITS_MLP)
     assert not model_dir.exists()
     run(model_dir, *plateau, "TRAIN_STEPS = 30", **DIGITS_MLP)
-    with pytest.raises(ModelDirectoryError, match="EVAL_EVERY: 10 → 20"):
+    with pytest.raises(ModelDirectoryError, match="RunPlan.eval_every: 10 → 20"):
         run(model_dir, *plateau, "EVAL_EVERY = 20", **DIGITS_MLP)
     run(model_dir, *plateau, **DIGITS_MLP)
     rates = [line["learning_rate"] for line in metrics(model_dir, "train")]

@@ -2,10 +2,12 @@
 
 import dataclasses
 import re
+from collections.abc import Collection
 
 from ddl import callbacks, config
 from ddl.callbacks.early_stopping import EarlyStopping
 from ddl.checkpoints.retention import Retention
+from ddl.config.statements import read_values
 from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.optimizers.plateau import plateaus_of
 from ddl.run.console import RunConsole
@@ -69,11 +71,11 @@ def compare_with_saved_config(
     if plateaus_of(trainer.optimizer):
         may_change.remove("RunPlan.eval_every")
     try:
-        changes = config.differences(saved, ignore=(*may_change, _MICROBATCHES))
+        changes = _differences(saved, {*may_change, _MICROBATCHES})
     except (ConfigError, ValueError) as error:
         raise ModelDirectoryError(
-            f"{directory.config} must be the config that ddl saved, but it cannot be read: {error}"
-            "\nRestore the file from a backup, or pass another --model_dir."
+            f"{directory.operative_config} must be the config that ddl saved, but it cannot be "
+            f"read: {error}\nRestore the file from a backup, or pass another --model_dir."
         ) from error
     if strict and (of_callbacks := [line for line in changes if _OF_CALLBACKS.match(line)]):
         changes = [line for line in changes if line not in of_callbacks]
@@ -93,9 +95,25 @@ def compare_with_saved_config(
             f"The config differs from that of the run in {directory.path} (saved → given):\n"
             f"{listing}"
         )
-    other = config.differences(saved, ignore=may_change) if strict else []
+    other = _differences(saved, may_change) if strict else []
     if other and depends_on_microbatches(trainer.training_layers):
         console.line(
             f"{other[0]}. This model computes statistics or draws random numbers per microbatch, "
             "so the resumed run computes other updates than with the earlier number."
         )
+
+
+def _differences(saved_text: str, ignore: Collection[str]) -> list[str]:
+    """Returns lines such as `cnn.filters: (32, 64) → (32,)` for two operative configs.
+
+    Args:
+      saved_text: The operative config of the run so far.
+      ignore: Bindings that may differ, by their shortest names, such as `RunPlan.train_steps`.
+    """
+    saved, given = map(read_values, (saved_text, config.operative_config_text()))
+    shown = [{name: repr(value) for name, value in values.items()} for values in (saved, given)]
+    return [
+        f"{name}: {shown[0].get(name, 'not set')} → {shown[1].get(name, 'not set')}"
+        for name in {**saved, **given}
+        if saved.get(name, "not set") != given.get(name, "not set") and name not in ignore
+    ]

@@ -7,32 +7,36 @@ import keras
 import pytest
 
 from ddl import config
-from ddl.config import usage
+from ddl.errors import ModelDirectoryError
 from ddl.run.checks.config_changes import compare_with_saved_config
 
 GIN = Path(__file__).parents[3] / "configs" / "digits_mlp.gin"
 
 
-@pytest.fixture(autouse=True)
-def all_is_used(monkeypatch):
-    """As after a run was built."""
-    monkeypatch.setattr(usage, "unused_defaults", lambda *_: [])
+def operative_text(*params):
+    """The operative config of a run that has built its plan."""
+    config.load([str(GIN)], params)
+    config.build("RunPlan")
+    config.build("global_batch_size")
+    return config.operative_config_text()
 
 
 def compare(strict, *params):
-    """Compares a config with that of a run with one microbatch; returns what is printed."""
-    config.load([str(GIN)])
-    saved = config.config_text()
-    config.load([str(GIN)], params)
-    directory = types.SimpleNamespace(path="run", config="config.gin", saved_config=lambda: saved)
+    """Compares a config with that of a run without `params`; returns what is printed."""
+    saved = operative_text()
+    operative_text(*params)
+    directory = types.SimpleNamespace(
+        path="run", operative_config="operative_config.gin", saved_config=lambda: saved
+    )
     arguments = {"optimizer": keras.optimizers.SGD(), "training_layers": []}
-    trainer = types.SimpleNamespace(**arguments)
     lines = []
     console = types.SimpleNamespace(line=lines.append)
-    compare_with_saved_config(directory, trainer, console, strict)
+    compare_with_saved_config(directory, types.SimpleNamespace(**arguments), console, strict)
     return lines
 
 
-def test_the_number_of_microbatches_may_change():
-    assert compare(True, "ACCUMULATION_STEPS = 2") == []
-    assert compare(False, "ACCUMULATION_STEPS = 2") == []  # an evaluation
+def test_the_periods_may_change_and_the_batch_may_not():
+    assert compare(True, "LOG_EVERY = 7") == []
+    with pytest.raises(ModelDirectoryError, match="global_batch_size.total: 64 → 32"):
+        compare(True, "GLOBAL_BATCH_SIZE = 32")
+    assert "global_batch_size.total: 64 → 32" in compare(False, "GLOBAL_BATCH_SIZE = 32")[0]

@@ -1,0 +1,238 @@
+"""Configs: places and remedies of mistakes, macros, unused bindings and saved texts."""
+
+import subprocess
+import sys
+
+import pytest
+
+from ddl import config
+from ddl.errors import ConfigError
+from tests.config.items import Color
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("A = %B", "run.gin:1: %B is not defined. Add a line B = …"),
+        ("RATE = 1.0\nTrial.rate = %RAET", "run.gin:2: %RAET is not defined. Did you mean RATE?"),
+        ("A = %B\nB = %A", "in a cycle: %A -> %B"),
+        ("Trial.steps = %SEED", "Add include 'standard.gin'"),
+        ("Trial.steps = 1\nTrial.steps = 2", "run.gin:2: This is set at run.gin:1 already"),
+        ("Trial.rate = 0,05", "run.gin:1: Cannot parse this: .* such as 0.05"),
+        ("Trial.shape = (8,\n", "run.gin:1: Cannot parse this"),
+        ("\ninclude 'absent.gin'", "run.gin:2: There is no config file absent.gin in"),
+        ("include 'run.gni'", "Did you mean run.gin?"),
+        ("Trial.rate = 1.0\ninclude 'standard.gin'", "run.gin:2: Move this include above"),
+        ("Trail.rate = 1.0", "run.gin:1: .*'Trail'. Did you mean Trial?"),
+        ("Trial.raet = 1.0", "run.gin:1: .*'raet'. Did you mean rate?"),
+        ("Trial.other = @towre()", r"run.gin:1: .*'@towre\(\)'. Did you mean tower?"),
+        ("Trial.other = @Twin()", "Ambiguous .*items.(left|right).Twin.*items.(left|right).Twin"),
+        ("Trial.rate = 1e999", "run.gin:1: inf cannot be read back"),
+        ("import nowhere_at_all", "run.gin:1: Cannot import nowhere_at_all: No module"),
+        ("import broken", "(?s)run.gin:1: Cannot import broken: broken.py:1 raised KeyError: 'a'"),
+    ],
+)
+def test_a_mistake_is_named_with_its_place(load, write, text, message):
+    write("{}['a']", "broken.py")
+    with pytest.raises(ConfigError, match=message):
+        load(text)
+
+
+def test_all_unknown_names_come_at_once(load):
+    with pytest.raises(ConfigError, match="(?s)run.gin:1: .*Trail.*run.gin:3: .*widht"):
+        load("Trail.rate = 1.0\nTrial.rate = 1.0\ntower.widht = 1")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("Trial.steps = 2.5", r"Trial.steps must be int \| None, got 2.5"),
+        ("Trial.steps = True", "got True"),
+        ("Trial.rate = '0.1'", "must be float, got '0.1'"),
+        ("Trial.shape = 3", r"got 3. Write \(3,\)"),
+        ("Trial.shape = (8, True)", r"got \(8, True\)"),
+        ("Trial.names = 'abc'", "got 'abc'"),
+        ("Trial.mode = 'trian'", "'train', 'eval'"),
+        ("Trial.limits = {'a': 'b'}", "got {'a': 'b'}"),
+        ("Trial.judge = @Lenient", r"Write @Lenient\(\)"),
+        ("Trial.judge = @Mute()", r"Judge \| None, got @Mute\(\)"),
+        ("Trial.rate = @halving", "must be float, got @halving"),
+        ("Trial.kind = @Lenient()", "must be type"),
+    ],
+)
+def test_a_wrong_type_is_named_before_anything_is_built(load, line, message):
+    with pytest.raises(ConfigError, match=f"run.gin:1: .*{message}"):
+        load(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Trial.rate = 1",
+        "Trial.steps = None",
+        "Trial.factor = None",
+        "Trial.shape = ()",
+        "Trial.names = ['a', 'b']",
+        "Trial.judge = @Lenient()",
+        "Trial.schedule = @halving",
+        "Trial.kind = @Lenient",
+        "Trial.other = [@tower(), @tower, {'a': %items.Color.RED}]",
+    ],
+)
+def test_a_right_type_passes(load, line):
+    load(line)
+    config.build("Trial")
+
+
+def test_the_place_of_a_wrong_type_is_the_line_of_the_macro(load):
+    with pytest.raises(ConfigError, match="run.gin:2: Trial.steps must be"):
+        load("Trial.steps = %STEPS\nSTEPS = 'a'")
+
+
+def test_constants_of_an_enum(load):
+    load("Trial.other = %Color.RED")
+    assert config.build("Trial").values["other"] is Color.RED
+    with pytest.raises(ConfigError, match="%Color.BLUE is not defined"):
+        load("Trial.other = %Color.BLUE")
+
+
+def test_an_error_of_a_call_names_its_bindings(load):
+    load("Trial.rate = -1.0\nTrial.steps = 3")
+    with pytest.raises(
+        ConfigError, match="(?s)Trial cannot be built: .*below 0.*  run.gin:1: Trial"
+    ):
+        config.build("Trial")
+    load("Trial.other = @pictures()")
+    with pytest.raises(ConfigError, match="pictures cannot be built: .*missing.*'split'"):
+        config.build("Trial")
+    load("Trial.other = @Trial()")
+    with pytest.raises(ConfigError, match="Trial cannot be built: RecursionError"):
+        config.build("Trial")
+
+
+def test_the_places_of_names_that_an_error_mentions(load):
+    load("STEPS = 3\nTrial.steps = %STEPS\nTrial.rate = 0.5\na/Trial.rate = 1.5")
+    places = config.places_mentioned
+    assert places("Trial.steps must be even.") == ["  run.gin:1: STEPS = 3"]
+    assert places("a/Trial.rate is low.") == ["  run.gin:4: a/Trial.rate = 1.5"]
+    assert places("run.gin:3: Trial.rate, Trial.rates, OTHER_STEPS and Trial") == []
+
+
+def test_macros_set_and_withheld_by_the_program(load):
+    load("SEED = None\nTrial.steps = %SEED")
+    config.withhold_macro("SEED", "SEED comes later")
+    assert config.get_macro("SEED") is None
+    with pytest.raises(ConfigError, match=r"SEED comes later\n  in call to Trial, for Trial"):
+        config.build("Trial")
+    config.set_macro("SEED", 7)
+    assert config.build("Trial").values["steps"] == config.get_macro("SEED") == 7
+    assert "SEED = 7\n" in config.config_text()
+    assert "SEED = 7\n" in config.operative_config_text()
+
+
+def test_a_value_that_was_built_ahead_is_built_once(load):
+    load("Trial.other = [@tower()]")
+    assert config.build_bound("Trial", "other") is config.build("Trial").values["other"]
+    assert "Trial.other = [@tower()]\n" in config.operative_config_text()
+    assert config.build_bound("Trial", "names") is None
+
+
+USED = """RATE = 0.5
+Trial.rate = %RATE
+Trial.other = @tower()
+Trial.pictures = [@train/pictures(), @test/pictures()]
+tower.width = %WIDTH
+WIDTH = 3
+pictures.size = 1
+train/pictures.split = 'a'
+test/pictures.split = 'b'
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("trian/pictures.size = 3", "trian/pictures.size is never used. Did you mean"),
+        ("cabin.height = 3", "cabin.height is never used. Nothing refers to it"),
+        ("pictures.split = 'c'", "pictures.split is never used"),
+        ("FAR = 3", "FAR is never used"),
+    ],
+)
+def test_an_unused_binding_is_an_error_unless_it_is_allowed(load, line, message):
+    load(USED + line)
+    config.build("Trial")
+    with pytest.raises(ConfigError, match=f"run.gin:10: {message}"):
+        config.check_all_used()
+    assert config.check_all_used([line.split(" =")[0]]) == []
+
+
+def test_all_are_used(load):
+    load(USED + "Trial.schedule = @halving\nhalving.every = %EVERY\nEVERY = 2")
+    config.build("Trial")
+    assert config.check_all_used() == []
+
+
+def test_bindings_of_what_was_replaced_go_unused_in_one_line(load):
+    load(USED, "Trial.other = @cabin()")
+    config.build("Trial")
+    (line,) = config.check_all_used()
+    assert line.startswith("--gin_param:1 replaces")
+    assert "tower.width" in line
+    assert "WIDTH" in line
+    assert "tower" not in config.config_text()
+    load(USED, "Trial.other = @cabin()", "tower.width = 4")
+    config.build("Trial")
+    with pytest.raises(ConfigError, match="tower.width is never used"):
+        config.check_all_used()
+    load(USED, "Trial.other = None")  # nothing takes its place
+    config.build("Trial")
+    with pytest.raises(ConfigError, match="tower.width is never used"):
+        config.check_all_used()
+
+
+def test_macros_that_nothing_refers_to_are_told_at_once(write):
+    run = write("SEED = 3\nRATE = 1.0\nTrial.rate = %RATE\nRATES = 2.0\nTRAIN_STEPS = 3")
+    with pytest.raises(
+        ConfigError, match="(?s)RATES is never used. Did you mean RATE?.*standard.gin"
+    ):
+        config.load([run], allowed_unused=[])
+    config.load([run], allowed_unused=["RATES", "TRAIN_*"])
+
+
+def test_a_file_is_read_once(write):
+    write("RATE = 1.0\nTrial.rate = %RATE", "base.gin")
+    first, second = (
+        write(f"include 'base.gin'\n{x}", f"{x[:4]}.gin") for x in ("RATE = 2.0", "A = 1")
+    )
+    config.load([first, second])
+    assert config.build("Trial").values["rate"] == 2.0
+
+
+def test_the_texts_repeat_the_run(load, write):
+    load(USED + "Trial.limits = {'zebra': 1, 'ant': 2}\nTrial.names = ['a word ' 'and more']")
+    first = config.build("Trial").values
+    for text in (config.config_text(), config.operative_config_text()):
+        config.load([write(text, "saved.gin")])
+        again = config.build("Trial").values
+        assert list(again["limits"]) == ["zebra", "ant"]
+        assert {k: v for k, v in again.items() if k != "self"} == {
+            k: v for k, v in first.items() if k != "self"
+        }
+        config.check_all_used()
+    assert config.operative_config_text() == text
+
+
+def test_a_module_beside_its_config_is_found(tmp_path, write, monkeypatch):
+    (tmp_path / "far").mkdir()
+    write("import gin\n@gin.register\ndef from_beside(x): return x", "far/beside_it.py")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    config.load([write("import beside_it\nfrom_beside.x = 3", "far/run.gin")])
+    assert config.build("from_beside") == 3
+    assert config.imported_modules() == ["beside_it"]
+
+
+def test_importing_config_does_not_import_tensorflow():
+    program = (
+        "import sys, ddl.config; sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
