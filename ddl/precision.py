@@ -66,7 +66,7 @@ def set_numerics(precision: Precision, seed: int) -> None:
     check_seed(seed)
     set_precision(precision)
     keras.utils.set_random_seed(seed)
-    # A global seed of 0 makes tf.data fail on seeds that are tensors (a stream's shuffle by the epoch).
+    # A global seed of 0 makes tf.data fail on seeds that are tensors.
     tf.random.set_seed(seed + 1)
 
 

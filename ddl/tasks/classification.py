@@ -245,7 +245,7 @@ class Classification:
                 f"{self._label_name!r} has shape {tuple(label_spec.shape)}. Reshape it, or use "
                 "ddl.Segmentation for pixels and ddl.LanguageModel for tokens."
             )
-        arrays = getattr(source, "features", {})
+        arrays = getattr(source, "arrays", None) or {}
         labels = arrays.get(self._label_name) if isinstance(arrays, dict) else None
         if label_spec.shape.rank == 1:
             self._check_one_hot(label_spec, labels, classes)

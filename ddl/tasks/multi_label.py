@@ -151,7 +151,7 @@ class MultiLabel:
                 f"{tuple(label.shape)}. Change the labels or the model's number of outputs; "
                 "for one class an example, use ddl.Classification."
             )
-        arrays = getattr(source, "features", {})
+        arrays = getattr(source, "arrays", None) or {}
         values = arrays.get(self._label_name) if isinstance(arrays, dict) else None
         if values is not None and not np.isin(values, (0, 1)).all():
             row = int(np.argmax(~np.isin(values, (0, 1)).all(axis=1)))
