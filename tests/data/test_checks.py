@@ -92,7 +92,7 @@ def test_other_errors_of_readers_become_errors_of_the_data(error):
 
 def test_an_error_that_was_met_while_reading_ahead():
     """The reader raises while a loop trains on the batches before."""
-    source = Source(Items([*examples(4), OSError("disk")]))
+    source = Source(Items([*examples(4), OSError("disk"), *examples(90)]))
     iterator = BatchPipeline(source, 2, shuffle=False).iterator(make_strategy("one_device", 1))
     with data_errors(source):
         next(iterator)

@@ -1,5 +1,8 @@
 """Sources of what users and libraries have, `decode`, and the errors of both."""
 
+import concurrent.futures
+import threading
+import time
 import types
 
 import numpy as np
@@ -178,6 +181,20 @@ def test_errors_of_the_data_and_of_the_system_stay_as_they_are(error, kind):
     with pytest.raises(type(error)) as caught:
         source.rows(np.array([1, 5]))
     assert caught.value is source.error is error
+
+
+def test_a_users_object_is_read_by_one_thread_at_a_time():
+    items, reading = Lists(examples()), threading.Lock()
+
+    def read(indices):
+        assert reading.acquire(blocking=False)
+        time.sleep(0.01)
+        reading.release()
+        return [items.one(0)]
+
+    items.__getitems__ = read
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        list(threads.map(Source(items).rows, np.zeros([8, 1], int)))
 
 
 def test_a_list_of_items_must_be_answered_item_by_item():
