@@ -170,7 +170,7 @@ class Reads:
     """A table that a user's layer reads as a whole."""
 
     def __init__(self):
-        self.model = keras.Sequential([keras.Input((2,), dtype="int64"), Own(), _flat()])
+        self.model = keras.Sequential([keras.Input((2,), dtype="int64"), Own(name="own"), _flat()])
 
     def per_example(self, features, training):
         return ddl.PerExample(self.model(features["x"], training=training)[:, 0] ** 2)
