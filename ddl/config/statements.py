@@ -188,7 +188,7 @@ class Reader:
                     raise ConfigError(complain(here, what))
                 if isinstance(statement, Binding | Import):
                     yield statement._replace(location=here)
-        except (SyntaxError, tokenize.TokenError, TypeError) as error:
+        except (SyntaxError, tokenize.TokenError, TypeError, RecursionError) as error:
             # The tokenizer notices an open bracket only at the end of the text.
             lines = text.splitlines()
             row = min(getattr(error, "lineno", None) or len(lines), len(lines))

@@ -72,7 +72,7 @@ def compare_with_saved_config(
         may_change.remove("RunPlan.eval_every")
     try:
         changes = _differences(saved, {*may_change, _MICROBATCHES})
-    except (ConfigError, ValueError) as error:
+    except (ConfigError, ValueError, RecursionError) as error:
         raise ModelDirectoryError(
             f"{directory.operative_config} must be the config that ddl saved, but it cannot be "
             f"read: {error}\nRestore the file from a backup, or pass another --model_dir."
