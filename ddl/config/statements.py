@@ -199,7 +199,7 @@ class Reader:
 
 
 def read_values(text: str) -> dict[str, tuple[Any, Any]]:
-    """Returns the values that a written text binds to parameters, and those with macros expanded."""
+    """Returns the values that a written text binds, as written and with macros expanded."""
     found = Reader().text(text, "the saved config")
     bindings = {one[:3]: one for one in found if isinstance(one, Binding)}
     own = {"/".join(filter(None, (k[0], ".".join(k[1:])))): b.value for k, b in bindings.items()}

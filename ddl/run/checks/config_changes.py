@@ -112,7 +112,7 @@ def _differences(saved_text: str, ignore: Collection[str]) -> list[str]:
     """
     saved, given = map(read_values, (saved_text, config.operative_config_text()))
     unset = ("not set", "not set")
-    found = {}  # Differences due to one macro are one line.
+    found: dict[str, None] = {}  # Differences due to one macro are one line.
     for name in {**saved, **given}:
         (raw, before), (other, after) = saved.get(name, unset), given.get(name, unset)
         is_macro = repr(raw).startswith("%") and raw == other
