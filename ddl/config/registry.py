@@ -198,7 +198,7 @@ def calling(build: Callable[[], Any], name: str, bindings: Mapping[Key, Binding]
         while cause.__context__ and _IN_CALL.search(str(cause)):  # gin's wrappers
             cause = cause.__context__
         call = _IN_CALL.search(str(error))
-        item, scope = (call[1], call[2] or "") if call else (name, "")
+        item, scope = (call[1], call[2] or "") if call else name.rpartition("/")[::-2]
         if isinstance(cause, DdlError):
             where = f"{item} in scope {scope}" if scope else item
             cause.args = (f"{cause}\n  in call to {where}, for {name}",)

@@ -188,7 +188,7 @@ class Reader:
                     raise ConfigError(complain(here, what))
                 if isinstance(statement, Binding | Import):
                     yield statement._replace(location=here)
-        except (SyntaxError, tokenize.TokenError, TypeError) as error:
+        except (SyntaxError, tokenize.TokenError, TypeError, RecursionError) as error:
             # The tokenizer notices an open bracket only at the end of the text.
             lines = text.splitlines()
             row = min(getattr(error, "lineno", None) or len(lines), len(lines))
@@ -198,9 +198,9 @@ class Reader:
             raise ConfigError(complain(Location(file, row, None, lines[row - 1]), what)) from None
 
 
-def read_values(text: str) -> dict[str, Any]:
-    """Returns the values that a written text binds to parameters, by name, with macros expanded."""
+def read_values(text: str) -> dict[str, tuple[Any, Any]]:
+    """Returns the values that a written text binds, as written and with macros expanded."""
     found = Reader().text(text, "the saved config")
     bindings = {one[:3]: one for one in found if isinstance(one, Binding)}
-    values = {key: expand(one.value, bindings) for key, one in bindings.items() if key[1] != MACRO}
-    return {"/".join(filter(None, (k[0], ".".join(k[1:])))): value for k, value in values.items()}
+    own = {"/".join(filter(None, (k[0], ".".join(k[1:])))): b.value for k, b in bindings.items()}
+    return {name: (value, expand(value, bindings)) for name, value in own.items()}

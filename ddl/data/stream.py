@@ -321,7 +321,7 @@ class Stream:
     def _checked(self, number: int, element: Any) -> dict[str, np.ndarray]:
         where = f"Element {number:,} of {self.name}"
         # Copies: a generator may fill its arrays anew.
-        features = {n: np.array(array_of(value)) for n, value in named(element, where).items()}
+        features = {n: np.array(array_of(value, n)) for n, value in named(element, where).items()}
         spec = {n: tf.TensorSpec(v.shape, tensorflow_dtype(n, v)) for n, v in features.items()}
         spec = example_spec(spec, self._yields_batches, where)
         self.element_spec = self.element_spec or spec

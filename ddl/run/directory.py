@@ -86,17 +86,18 @@ class RunDirectory:
         """Returns the text of an earlier run's operative_config.gin; None if there is none.
 
         Raises:
-          ModelDirectoryError: If the file cannot be read, or is not UTF-8.
+          ModelDirectoryError: If that file or config.gin cannot be read, or is not UTF-8.
         """
-        try:
-            return self.operative_config.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return None
-        except (OSError, UnicodeDecodeError) as error:
-            raise ModelDirectoryError(
-                f"{self.operative_config} cannot be read: {error}. Restore the file from a backup, "
-                "or pass another --model_dir."
-            ) from error
+        text = None
+        for file in filter(Path.exists, (self.config, self.operative_config)):
+            try:
+                text = file.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise ModelDirectoryError(
+                    f"{file} cannot be read: {error}. Restore the file from a backup, or pass "
+                    "another --model_dir."
+                ) from error
+        return text
 
     def macros(self) -> dict[str, Any]:
         """Returns the macros that a run from a config has written, by name; {} without a config."""

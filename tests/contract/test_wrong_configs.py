@@ -70,7 +70,7 @@ RANGES = [
     ("RunPlan.on_divergence = 'retry'", "own.gin:1", "'retry'", "'rewind'"),
     ("Retention.every = 6", "CHECKPOINT_EVERY", "6"),
     ("Retention.best_metric = 'acuracy'", "acuracy", "accuracy"),
-    ("RunPlan.warm_start = @WarmStart()", "WarmStart.checkpoint"),
+    ("RunPlan.warm_start = @WarmStart()", "WarmStart", "checkpoint"),
     ("RunPlan.warm_start = @WarmStart()\nWarmStart.checkpoint = '/none'", "/none"),
     ("RunPlan.callbacks = [@Every()]\nEvery.steps = 0\nEvery.function = @mlp", "steps", "0"),
 ]

@@ -6,7 +6,6 @@ crosses between the two. The number of operations follows that of the kernels.
 
 import dataclasses
 import math
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -61,19 +60,15 @@ class Update:
     library_calls: int = 0
 
 
-# What `placed_order.kept_on_host` makes of the order of some batches, once for all of them.
-_ORDER = re.compile(r"int32\[None, \d+(, 2)?\]")
-
-
 def update_of(trainer: ddl.Trainer, most: int) -> Update:
     """Looks at the loop over updates of a trainer: its body and its condition."""
     loop = trainer._runner.loop
-    iterator = loop._iterator_from(trainer.state)
+    loop._prepare_iterators(trainer.state)
+    first, table = loop._tables.at(0)
     graph = loop._loop.get_concrete_function(
-        iterator, tf.constant(0, tf.int64), trainer.state
+        loop._iterators, table, first, tf.constant(0, tf.int64), trainer.state
     ).graph
-    # The loop over the batches may be within one over those that are ordered ahead.
-    return count(graph, most, trainer.accumulation_steps, within=iterator is None)
+    return count(graph, most, trainer.accumulation_steps)
 
 
 def evaluation_of(trainer: ddl.Trainer, most: int) -> Update:
@@ -86,23 +81,19 @@ def evaluation_of(trainer: ddl.Trainer, most: int) -> Update:
     return count(graph, most)
 
 
-def count(graph: tf.Graph, most: int, turns: int = 1, within: bool = False) -> Update:
+def count(graph: tf.Graph, most: int, turns: int = 1) -> Update:
     """Looks at the only loop of a graph: its body and its condition.
 
     Args:
       graph: Graph of a traced function.
       most: Largest number of elements that a tensor in host memory may have.
       turns: Turns of each loop within the loop.
-      within: Whether the loop is within another one.
     """
     definition = graph.as_graph_def(add_shapes=True)
     functions = functions_of(definition)
     updates = _loop_in(definition.node)
     # Arguments of loops are in host memory if they are int32, such as resident arrays.
     on_host = [*of_node(updates, Body(definition.node, ()), most, set())]
-    on_host = [line for line in on_host if not _ORDER.search(line)]
-    if within:
-        updates = _loop_in(functions[updates.attr["body"].func.name].node_def)
     operations, crossing = {"body": 0, "cond": 0}, {}
     library_calls = 0
     for part in operations:

@@ -141,10 +141,7 @@ def test_other_microbatches_are_noted_if_statistics_depend_on_them(
 ):
     shutil.copytree(regularized, tmp_path / "run")
     run(tmp_path / "run", "ACCUMULATION_STEPS = 1", "TRAIN_STEPS = 22", **REGULARIZED)
-    assert (
-        "Trainer.accumulation_steps: 2 → 1. This model computes statistics"
-        in capsys.readouterr().out
-    )
+    assert "ACCUMULATION_STEPS: 2 → 1. This model computes statistics" in capsys.readouterr().out
     shutil.copytree(finished, tmp_path / "other")
     run(tmp_path / "other", "ACCUMULATION_STEPS = 2", "TRAIN_STEPS = 42")
     assert "This model computes statistics" not in capsys.readouterr().out
@@ -355,7 +352,7 @@ def test_a_run_whose_rate_follows_its_length_is_not_lengthened_in_silence(tmp_pa
     rates = [line["learning_rate"] for line in metrics(model_dir, "train")]
     expected = [0.05 * (1 + np.cos(np.pi * (s - 4) / 36)) / 2 for s in (9, 19, 29, 39)]
     np.testing.assert_allclose(rates, expected, rtol=1e-7)
-    with pytest.raises(ModelDirectoryError, match="steps_after_warmup.total_steps: 40 → 60"):
+    with pytest.raises(ModelDirectoryError, match="TOTAL_STEPS: 40 → 60"):
         run(model_dir, *COSINE, "TRAIN_STEPS = 60", **DIGITS_MLP)
     # One that only counts its own updates may be.
     shutil.rmtree(model_dir)
@@ -399,7 +396,7 @@ def test_a_plateau_in_a_config(tmp_path):
         run(model_dir, *plateau, mode="train", **DIGITS_MLP)
     assert not model_dir.exists()
     run(model_dir, *plateau, "TRAIN_STEPS = 30", **DIGITS_MLP)
-    with pytest.raises(ModelDirectoryError, match="RunPlan.eval_every: 10 → 20"):
+    with pytest.raises(ModelDirectoryError, match="EVAL_EVERY: 10 → 20"):
         run(model_dir, *plateau, "EVAL_EVERY = 20", **DIGITS_MLP)
     run(model_dir, *plateau, **DIGITS_MLP)
     rates = [line["learning_rate"] for line in metrics(model_dir, "train")]

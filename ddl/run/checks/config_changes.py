@@ -72,7 +72,7 @@ def compare_with_saved_config(
         may_change.remove("RunPlan.eval_every")
     try:
         changes = _differences(saved, {*may_change, _MICROBATCHES})
-    except (ConfigError, ValueError) as error:
+    except (ConfigError, ValueError, RecursionError) as error:
         raise ModelDirectoryError(
             f"{directory.operative_config} must be the config that ddl saved, but it cannot be "
             f"read: {error}\nRestore the file from a backup, or pass another --model_dir."
@@ -111,9 +111,12 @@ def _differences(saved_text: str, ignore: Collection[str]) -> list[str]:
       ignore: Bindings that may differ, by their shortest names, such as `RunPlan.train_steps`.
     """
     saved, given = map(read_values, (saved_text, config.operative_config_text()))
-    shown = [{name: repr(value) for name, value in values.items()} for values in (saved, given)]
-    return [
-        f"{name}: {shown[0].get(name, 'not set')} → {shown[1].get(name, 'not set')}"
-        for name in {**saved, **given}
-        if saved.get(name, "not set") != given.get(name, "not set") and name not in ignore
-    ]
+    unset = ("not set", "not set")
+    found: dict[str, None] = {}  # Differences due to one macro are one line.
+    for name in {**saved, **given}:
+        (raw, before), (other, after) = saved.get(name, unset), given.get(name, unset)
+        is_macro = repr(raw).startswith("%") and raw == other
+        if before != after and name not in ignore and not name.endswith("/gin.macro.value"):
+            shown = repr(raw)[1:] if is_macro else name
+            found[f"{shown}: {before!r} → {after!r}"] = None
+    return list(found)

@@ -37,6 +37,6 @@ def compare(strict, *params):
 
 def test_the_periods_may_change_and_the_batch_may_not():
     assert compare(True, "LOG_EVERY = 7") == []
-    with pytest.raises(ModelDirectoryError, match="global_batch_size.total: 64 → 32"):
+    with pytest.raises(ModelDirectoryError, match="GLOBAL_BATCH_SIZE: 64 → 32"):
         compare(True, "GLOBAL_BATCH_SIZE = 32")
-    assert "global_batch_size.total: 64 → 32" in compare(False, "GLOBAL_BATCH_SIZE = 32")[0]
+    assert "GLOBAL_BATCH_SIZE: 64 → 32" in compare(False, "GLOBAL_BATCH_SIZE = 32")[0]

@@ -95,7 +95,7 @@ def test_stops_between_two_pieces(monkeypatch):
         "float32",
         jit_compile="on",
     )
-    reads = iter([False, False, True])  # before the batches of an epoch, and before each piece
+    reads = iter([False, True])  # before each piece
     of_tf = lambda: tf.py_function(lambda: next(reads, True), [], tf.bool)  # noqa: E731
     monkeypatch.setattr(trainer._runner.loop._repeated._stop, "ends_loop", of_tf)
     assert int(trainer._runner.loop.run(trainer.state, 100).step) == 2

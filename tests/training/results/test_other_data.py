@@ -128,7 +128,7 @@ def test_batches_of_tf_data_are_the_same_examples(trainer, form):
 
 
 def test_a_trainer_takes_batches_of_tf_data():
-    """As it takes the examples: the same weights, to the bit. tests/data/test_batched.py: all."""
+    """As it takes the examples: the same weights, to the bit. tests/data/test_stream.py: all."""
     trained = []
     for batched in (False, True):
         data = tf.data.Dataset.from_tensor_slices(FORMS["(dict, y, sample_weight)"])
