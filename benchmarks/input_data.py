@@ -46,7 +46,7 @@ class Kind:
       grain: Returns grain's endless pipeline in batches, None where it has no reader.
     """
 
-    source: Callable[[Data], data.Source]
+    source: Callable[[Data], data.Source | data.Stream]
     rival: str
     dataset: Callable[[Data], tf.data.Dataset]
     grain: Callable[[Data], Any] | None = None

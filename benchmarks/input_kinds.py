@@ -26,7 +26,7 @@ from benchmarks.input_data import (
 from ddl import data
 
 
-def decode(record: tf.Tensor, _: Any = None) -> dict[str, tf.Tensor]:
+def decode(record: tf.Tensor) -> dict[str, tf.Tensor]:
     """Decodes a record that holds only the bytes of an image."""
     return {"image": tf.reshape(tf.io.decode_raw(record, tf.uint8), [28, 28, 1])}
 
@@ -50,33 +50,47 @@ class Batches(keras.utils.PyDataset):
         return {"image": self._images[number * BATCH : (number + 1) * BATCH]}
 
 
+class Items:
+    """The images one by one, as PyTorch's data sets have them."""
+
+    def __init__(self, images: np.ndarray):
+        self._images = images
+
+    def __len__(self) -> int:
+        """Returns the number of images."""
+        return len(self._images)
+
+    def __getitem__(self, number: int) -> dict[str, np.ndarray]:
+        """Returns an image."""
+        return {"image": self._images[number]}
+
+
+def _decode_item(item: dict[str, tf.Tensor], seed: tf.Tensor) -> dict[str, tf.Tensor]:
+    return decode(item["record"])
+
+
 def _arrays(given: Data) -> data.Source:
-    return data.Source(dict(image=given.images))
+    return data.Source({"image": given.images})
 
 
-def _look_ups(given: Data) -> data.Source:
-    images = given.images
-    return data.RandomAccessSource(lambda index: {"image": images[index]}, len(images))
+def _items(given: Data) -> data.Source:
+    return data.Source(Items(given.images))
 
 
 def _mapped(given: Data) -> data.Source:
-    return data.numpy_files({"image": given.folder / "images.npy"}, in_memory=False)
+    return data.Source({"image": np.load(given.folder / "images.npy", mmap_mode="r")})
 
 
 def _records(given: Data) -> data.Source:
-    return data.RecordSource(given.files("*.tfrecord"), decode)
-
-
-def _undamaged(given: Data) -> data.Source:
-    return data.skip_damaged(_records(given), limit=1)
+    return data.tf_records(given.files("*.tfrecord"), decode=_decode_item)
 
 
 def _array_records(given: Data) -> data.Source:
-    return data.RecordSource(given.files("*.array_record"), decode)
+    return data.array_records(given.files("*.array_record"), decode=_decode_item)
 
 
 def _pictures(given: Data) -> data.Source:
-    return data.ImageFolder(given.folder / "pictures", (28, 28, 1))
+    return data.image_folder(given.folder / "pictures", (28, 28), channels=1)
 
 
 def _csv(given: Data) -> data.Source:
@@ -88,53 +102,55 @@ def _parquet(given: Data) -> data.Source:
 
 
 def _hugging_face(given: Data) -> data.Source:
-    return data.hugging_face(given.folder / "hugging_face")
+    from datasets import load_from_disk
+
+    return data.Source(load_from_disk(given.folder / "hugging_face").with_format("numpy"))
 
 
 def _tfds(given: Data) -> data.Source:
-    return data.tfds("rows", split="train", data_dir=str(given.folder / "tfds" / "array_record"))
+    import tensorflow_datasets as tfds
 
-
-def _lines(given: Data) -> data.Source:
-    return data.text_lines(given.folder / "text.txt")
+    folder = str(given.folder / "tfds" / "array_record")
+    return data.Source(tfds.data_source("rows", split="train", data_dir=folder))
 
 
 def _windows(given: Data) -> data.Source:
-    return data.token_windows(given.folder / "text.txt", WINDOW - 1)
+    return data.tokens(str(given.folder / "text.txt"), WINDOW - 1)
 
 
 def _packed(given: Data) -> data.Source:
     return data.packed(data.token_lines(str(given.folder / "lines.txt")), WINDOW - 1)
 
 
-def _joined(given: Data) -> data.Source:
+def _halves_of_source(given: Data) -> list[data.Source]:
     half = len(given.images) // 2
-    parts = given.images[:half], given.images[half:]
-    return data.concatenation([data.Source(dict(image=part)) for part in parts])
+    return [data.Source({"image": part}) for part in (given.images[:half], given.images[half:])]
+
+
+def _joined(given: Data) -> data.Source:
+    return data.concatenate(_halves_of_source(given))
 
 
 def _mixture(given: Data) -> data.Source:
-    half = len(given.images) // 2
-    parts = given.images[:half], given.images[half:]
-    return data.Mixture([data.Source(dict(image=part)) for part in parts], MIXED["shares"])
+    return data.mix(_halves_of_source(given), MIXED["shares"])
 
 
-def _generator(given: Data) -> data.Source:
-    return data.endless(_examples(given), steps_per_epoch=len(given.images) // BATCH)
+def _generator(given: Data) -> data.Stream:
+    return data.stream(_examples(given))
 
 
-def _py_dataset(given: Data) -> data.Source:
-    return data.as_source(Batches(given.images))
+def _py_dataset(given: Data) -> data.Stream:
+    return data.stream(Batches(given.images))
 
 
-def _stream(given: Data) -> data.Source:
+def _stream(given: Data) -> data.Stream:
     files = given.files("*.tfrecord")
 
-    def records(epoch: tf.Tensor) -> tf.data.Dataset:
+    def records(epoch: int) -> tf.data.Dataset:
         shuffled = tf.data.TFRecordDataset(files).shuffle(BUFFER, seed=epoch + 1)
         return shuffled.map(decode, num_parallel_calls=tf.data.AUTOTUNE)
 
-    return data.StreamSource(records, len(given.images), shuffle_buffer=1)
+    return data.stream(records)
 
 
 # ------------------------------------------------------------ tf.data
@@ -151,11 +167,6 @@ def _slices(given: Data) -> tf.data.Dataset:
 
 def _tf_records(given: Data) -> tf.data.Dataset:
     records = tf.data.TFRecordDataset(given.files("*.tfrecord")).shuffle(BUFFER)
-    return records.map(decode, num_parallel_calls=tf.data.AUTOTUNE).batch(BATCH)
-
-
-def _tf_undamaged(given: Data) -> tf.data.Dataset:
-    records = tf.data.TFRecordDataset(given.files("*.tfrecord")).ignore_errors().shuffle(BUFFER)
     return records.map(decode, num_parallel_calls=tf.data.AUTOTUNE).batch(BATCH)
 
 
@@ -200,11 +211,6 @@ def _tfds_dataset(given: Data) -> tf.data.Dataset:
     folder = given.folder / "tfds" / "tfrecord"
     builder = tensorflow_datasets.builder("rows", data_dir=folder)
     return builder.as_dataset("train", shuffle_files=True).shuffle(BUFFER).batch(BATCH)
-
-
-def _text(given: Data) -> tf.data.Dataset:
-    lines = tf.data.TextLineDataset(str(given.folder / "text.txt"))
-    return lines.shuffle(BUFFER).batch(BATCH).map(lambda line: {"text": line})
 
 
 def _slices_of_tokens(given: Data) -> tf.data.Dataset:
@@ -293,20 +299,16 @@ ARRAY_RECORDS = "ArrayRecord file"
 SLICES, RECORDS, GENERATOR = "slices of arrays", "TFRecord files", "from_generator"
 KINDS = {
     "arrays on the host": Kind(_arrays, SLICES, _slices, _grain_arrays),
-    "look-ups in Python": Kind(_look_ups, SLICES, _slices, _grain_arrays),
+    "items in Python": Kind(_items, SLICES, _slices, _grain_arrays),
     "mapped .npy file": Kind(_mapped, SLICES, _slices, _grain_mapped),
     "concatenation": Kind(_joined, "slices, concatenated", _concatenated),
     "mixture": Kind(_mixture, "sample_from_datasets", _sampled),
     "TFRecord files": Kind(_records, RECORDS, _tf_records),
-    "TFRecord files, damaged ones skipped": Kind(
-        _undamaged, "TFRecord files, ignore_errors", _tf_undamaged
-    ),
     ARRAY_RECORDS: Kind(_array_records, RECORDS, _tf_records, _grain_records),
     "a stream": Kind(_stream, RECORDS, _tf_records),
     "image folder, PNG": Kind(_pictures, "a map over listed files", _listed),
     "CSV table": Kind(_csv, "make_csv_dataset", _csv_dataset),
     "Parquet table": Kind(_parquet, "slices of pyarrow's columns", _columns),
-    "lines of text": Kind(_lines, "TextLineDataset", _text),
     "windows of tokens": Kind(_windows, "slices of windows", _slices_of_tokens),
     "lines of tokens, packed": Kind(_packed, "lines joined and cut", _tf_joined_lines),
     "Python generator": Kind(_generator, GENERATOR, _from_generator),

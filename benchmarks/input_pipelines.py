@@ -1,14 +1,14 @@
 """Cost of the input: python -m benchmarks.input_pipelines.
 
 Each kind of source yields batches of 256 rows in a new order in each epoch; the only computation is
-a sum. Rows are images of 28×28 bytes, rows of 8 numbers, lines of 64 characters, windows of 63
-tokens, or lines of 1 to 63 tokens packed into rows of 63. The benchmark compares ddl's sources with
-tf.data's pipelines, which shuffle in a buffer of 10,000 (image folders: all files; generators: not
-at all), and, where it has a reader, with grain's, which shuffle fully like ddl's and are read in
-Python, after the two others. tf.data packs no rows; its lines are joined and cut. tf.data has no
-reader of ArrayRecord, so the same rows in TFRecord files stand beside it. Beside a data set of
-Hugging Face stands its `to_tf_dataset`, which shuffles fully; beside the data source of TensorFlow
-Datasets, its reader of TFRecord files.
+a sum. Rows are images of 28×28 bytes, rows of 8 numbers, windows of 63 tokens, or lines of 1 to 63
+tokens packed into rows of 63. The benchmark compares ddl's sources with tf.data's pipelines, which
+shuffle in a buffer of 10,000 (image folders: all files; generators: not at all), and, where it has a
+reader, with grain's, which shuffle fully like ddl's and are read in Python, after the two others.
+tf.data packs no rows; its lines are joined and cut. tf.data has no reader of ArrayRecord, so the
+same rows in TFRecord files stand beside it. Beside a data set of Hugging Face stands its
+`to_tf_dataset`, which shuffles fully; beside the data source of TensorFlow Datasets, its reader of
+TFRecord files.
 Small arrays, which ddl keeps on the devices, have no input; benchmarks.loop_overhead includes the
 cost of gathering them. The second table shows the time to the first batch of a run that resumes in
 the middle of an epoch; tf.data's pipelines start over instead.
@@ -62,6 +62,10 @@ def cropped(record: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
     return {"image": tf.ensure_shape(pixels, [CROP, CROP, 3])}
 
 
+def _cropped_item(item: dict[str, tf.Tensor], seed: tf.Tensor) -> dict[str, tf.Tensor]:
+    return cropped(item["record"], seed)
+
+
 def decoding(
     folder: Path, steps: int, strategy: tf.distribute.Strategy
 ) -> dict[str, Callable[[], object]]:
@@ -70,7 +74,7 @@ def decoding(
     with tf.io.TFRecordWriter(str(folder / "jpegs")) as writer:
         for jpeg in jpegs:
             writer.write(jpeg)
-    source = data.RecordSource([str(folder / "jpegs")], cropped)
+    source = data.tf_records(str(folder / "jpegs"), decode=_cropped_item)
     ours = data.BatchPipeline(source, JPEG_BATCH, resident=False).iterator(strategy)
     numbered = tf.data.Dataset.from_tensor_slices(jpegs).repeat().enumerate()
     decoded = numbered.map(

@@ -1,6 +1,7 @@
 """A user's pipeline as it is: every form gives the batches of the same examples."""
 
 import gc
+import sys
 
 import keras
 import numpy as np
@@ -244,7 +245,7 @@ def test_only_python_of_the_users_runs_python():
 
 def test_skipping_is_told(caplog, capfd, monkeypatch):
     found = stream(examples().repeat())
-    monkeypatch.setattr("ddl.data.stream._SECONDS", 0.0)
+    monkeypatch.setattr(sys.modules["ddl.data.stream"], "_SECONDS", 0.0)
     with caplog.at_level("INFO"):
         labels(found, 4, 1000, 1)
     assert "Skipping 4,000 examples of the tf.data.Dataset" in caplog.text.replace("The", "the")
