@@ -205,7 +205,7 @@ def calling(build: Callable[[], Any], name: str, bindings: Mapping[Key, Binding]
             raise cause.with_traceback(error.__traceback__) from cause.__cause__
         full = [one.selector for one in matches(item)]
         keys = [one for one in bindings if one[1] in full and nearest((scope, *one[1:]), [one])]
-        lines = [line_of(bindings[key]) for key in keys[:6]]
+        lines = [line_of(bindings[key]) for key in keys[-6:]]  # the last ones are the user's
         at = place_of(cause, user_packages())
         what = f"{item} cannot be built: {message_of(cause)}"
         raise ConfigError("\n".join([what, *lines, *([at.note] if at else [])])) from cause
