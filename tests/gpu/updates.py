@@ -63,11 +63,7 @@ class Update:
 def update_of(trainer: ddl.Trainer, most: int) -> Update:
     """Looks at the loop over updates of a trainer: its body and its condition."""
     loop = trainer._runner.loop
-    loop._prepare_iterators(trainer.state)
-    first, table = loop._tables.at(0)
-    graph = loop._loop.get_concrete_function(
-        loop._iterators, table, first, tf.constant(0, tf.int64), trainer.state
-    ).graph
+    graph = loop._concrete(trainer.state).graph
     return count(graph, most, trainer.accumulation_steps)
 
 

@@ -58,9 +58,7 @@ def test_it_is_not_in_the_graph_of_a_loop(name, replicas, accumulation, data_on_
         data_on_device=data_on_device,
     )
     loop = trained._runner.loop
-    definition = loop._loop.get_concrete_function(
-        loop._iterator_from(trained.state), tf.constant(0, tf.int64), trained.state
-    ).graph.as_graph_def()
+    definition = loop._concrete(trained.state).graph.as_graph_def()
     everything = [n.op for f in definition.library.function for n in f.node_def]
     assert everything.count("MaxPoolGrad") == replicas
     of_loops = list(inlined_into_loops(definition))

@@ -47,16 +47,11 @@ def trainer(strategy, **arguments):
 def operations(trained):
     """Of one step: types of the operations, with what is called from it; and tensors carried."""
     loop = trained._runner.loop
-    graph = loop._loop.get_concrete_function(
-        loop._iterator_from(trained.state), tf.constant(0, tf.int64), trained.state
-    ).graph.as_graph_def()
+    graph = loop._concrete(trained.state).graph.as_graph_def()
     functions = {function.signature.name: function for function in graph.library.function}
     nodes = graph.node
-    # Where batches are ordered in the graph, the loop over updates stands in one over these.
-    iterates = loop._iterator_from(trained.state) is not None
-    for _ in range(1 if iterates else 2):
-        (inner,) = [node for node in nodes if node.op in ("While", "StatelessWhile")]
-        nodes = functions[inner.attr["body"].func.name].node_def
+    (inner,) = [node for node in nodes if node.op in ("While", "StatelessWhile")]
+    nodes = functions[inner.attr["body"].func.name].node_def
 
     def types(function):
         for node in function.node_def:
@@ -74,9 +69,7 @@ def test_one_microbatch_is_in_memory_at_a_time():
     """TensorFlow's default of 10 iterations at a time would keep the activations of all of them."""
     trained = trainer(make_strategy("one_device", 1), accumulation_steps=4)
     loop = trained._runner.loop
-    graph = loop._loop.get_concrete_function(
-        loop._iterator_from(trained.state), tf.constant(0, tf.int64), trained.state
-    ).graph.as_graph_def()
+    graph = loop._concrete(trained.state).graph.as_graph_def()
     bodies = {function.signature.name: function for function in graph.library.function}
     loops = [
         node
@@ -149,9 +142,7 @@ def test_an_update_changes_what_it_says(arguments):
 def test_no_sum_of_three_whose_order_is_by_chance():
     """See `ddl.step.order_of_sums`: not between replicas, not in a norm, not in a gradient."""
     trained = trainer(make_strategy("mirrored", 4), clip_norm=1.0)
-    graph = trained._runner.loop._loop.get_concrete_function(
-        trained._runner.loop._iterator_from(trained.state), tf.constant(0, tf.int64), trained.state
-    ).graph.as_graph_def()
+    graph = trained._runner.loop._concrete(trained.state).graph.as_graph_def()
     nodes = [n for function in graph.library.function for n in function.node_def]
     sums = [node for node in nodes if node.op == "AddN"]
     assert sums

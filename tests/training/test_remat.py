@@ -101,9 +101,7 @@ def repeats(trainer):
     """The number of operations that are computed again, in the loop that was traced last."""
     loop = trainer._runner.loop
     state = trainer.state
-    graph = loop._loop.get_concrete_function(
-        loop._iterator_from(state), tf.constant(0, tf.int64), state
-    ).graph.as_graph_def()
+    graph = loop._concrete(state).graph.as_graph_def()
     return sum(
         "again_remat_" in node.name for one in graph.library.function for node in one.node_def
     )

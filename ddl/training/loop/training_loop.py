@@ -65,11 +65,16 @@ class TrainingLoop:
         self._prepare_iterators(state)
         if self._is_traced:
             return
-        first, table = self._tables.at(int(state.batches))
         with device_errors(), explaining_stale_traces():
-            arguments = self._iterators, table, first, tf.constant(0, tf.int64), state
-            self._update.compiler.tracing(lambda: self._loop.get_concrete_function(*arguments))
+            self._update.compiler.tracing(lambda: self._concrete(state))
         self._is_traced = True
+
+    def _concrete(self, state: TrainingState) -> Any:
+        """Returns TensorFlow's concrete function of the loop."""
+        self._prepare_iterators(state)
+        first, table = self._tables.at(int(state.batches))
+        end = tf.constant(0, tf.int64)
+        return self._loop.get_concrete_function(self._iterators, table, first, end, state)
 
     def run(self, state: TrainingState, end: int) -> TrainingState:
         """Trains from `state` to step `end` and returns the state reached.

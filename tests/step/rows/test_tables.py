@@ -91,9 +91,7 @@ def shapes(made):
     """Shapes of all tensors of the traced loop, by the type of their operation."""
     made.trace()
     loop = made._runner.loop
-    steps = tf.constant(0, tf.int64)
-    iterator = loop._iterator_from(made.state)
-    graphs = [loop._loop.get_concrete_function(iterator, steps, made.state).graph]
+    graphs = [loop._concrete(made.state).graph]
     found = []
     while graphs:
         graph = graphs.pop()
