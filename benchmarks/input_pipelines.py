@@ -3,8 +3,8 @@
 Each kind of source yields batches of 256 rows in a new order in each epoch; the only computation is
 a sum. Rows are images of 28×28 bytes, rows of 8 numbers, windows of 63 tokens, or lines of 1 to 63
 tokens packed into rows of 63. The benchmark compares ddl's sources with tf.data's pipelines, which
-shuffle in a buffer of 10,000 (image folders: all files; generators: not at all), and, where it has a
-reader, with grain's, which shuffle fully like ddl's and are read in Python, after the two others.
+shuffle in a buffer of 10,000 (image folders: all files; generators: not at all), and, where it has
+a reader, with grain's, which shuffle fully like ddl's and are read in Python, after the two others.
 tf.data packs no rows; its lines are joined and cut. tf.data has no reader of ArrayRecord, so the
 same rows in TFRecord files stand beside it. Beside a data set of Hugging Face stands its
 `to_tf_dataset`, which shuffles fully; beside the data source of TensorFlow Datasets, its reader of

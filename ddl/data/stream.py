@@ -17,7 +17,7 @@ from absl import logging
 from ddl.data.batched import AS_BATCHES, described, elements_of, example_spec
 from ddl.data.features import ONE_LENGTH, array_of, check_weight_spec, named, tensorflow_dtype
 from ddl.data.order import steps_per_epoch
-from ddl.data.source import are_same
+from ddl.data.source import are_same, first_line
 from ddl.errors import DataError, check_takes, definition_of
 
 _COMPARED = 32  # examples that are read twice at the start
@@ -287,7 +287,7 @@ class Stream:
         except tf.errors.OpError as error:
             if isinstance(self.error, DataError):
                 raise self.error from None
-            raise DataError(f"{self.name} could not be read: {error.message}") from error
+            raise DataError(f"{self.name} could not be read: {first_line(error)}.") from error
 
     def _dataset(self, number: int) -> tf.data.Dataset:
         """Returns the user's data set of a pass; of an iterable, a data set of batches."""

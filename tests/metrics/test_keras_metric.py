@@ -270,9 +270,9 @@ def test_in_half_precision_and_compiled_the_state_is_float64():
 
     trainer, plain = (trainer_of(task, jit_compile=compiled) for compiled in ("on", "off"))
     assert trainer.state.sums.dtype == tf.float64
-    found = trainer.train(4)
-    assert found == pytest.approx(plain.train(4), rel=1e-3)
-    assert found["positives"] > 4  # of all four batches
+    found = trainer.train(8)
+    assert found == pytest.approx(plain.train(8), rel=1e-3)
+    assert found["positives"] > 4  # of all eight batches
 
 
 def test_a_run_reports_saves_and_stops_by_it(tmp_path):

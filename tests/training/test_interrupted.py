@@ -16,7 +16,7 @@ from ddl.training.actions import EachLoop
 from tests.conftest import make_strategy
 
 STEPS = 100_000
-BAD = 20
+BAD = 40
 IMAGES = np.random.default_rng(0).normal(size=(64, 3)).astype("f4")
 DATA = {"image": IMAGES, "label": np.arange(64) % 2}
 
@@ -154,7 +154,7 @@ def test_a_thread_trains_without_a_handler():
 
 
 def broken():
-    """A stream that cannot be read from example 20 on, in order."""
+    """A stream that cannot be read from example 40 on, in order."""
 
     def read(number, image, label):
         check = tf.debugging.assert_less(number, tf.constant(BAD, tf.int64), "unreadable")

@@ -143,7 +143,7 @@ class TrainingLoop:
             left = end - state.step
             if table:
                 left = tf.minimum(left, first + self._tables.length - state.batches)
-                before_loop = tf.cast(state.batches - first, tf.int32)  # stays on the host
+                before_loop = tf.cast(state.batches - first, tf.int32)
             until = state.batches + left
 
         def taken() -> dict[str, Any]:
@@ -172,8 +172,7 @@ class TrainingLoop:
                 return self._updated(ahead, before, made_next)
             place = before.batches - first
             if turn is not None and table and places_order:
-                with on_host_if_placed(strategy):
-                    place = before_loop + turn
+                place = before_loop + turn  # int32, which stays on the host
             return self._updated(made(before.batches, place), before, made_next)
 
         carried, ahead = self._carried(state), made_next(state.batches)

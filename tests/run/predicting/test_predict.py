@@ -6,6 +6,7 @@ import signal
 from types import SimpleNamespace
 from typing import Any
 
+import gin
 import keras
 import numpy as np
 import pytest
@@ -47,6 +48,12 @@ def whole(finished, tmp_path_factory):
     return predicted(finished, tmp_path_factory.mktemp("whole") / "new" / "whole.npz", LABELS)
 
 
+@gin.register
+def arrays_of_file(path):
+    with np.load(path) as arrays:
+        return dict(arrays)
+
+
 def test_rows_are_the_models_outputs_in_order(finished, whole, tmp_path, capsys):
     run(finished, *AVERAGE, **DIGITS_MLP, mode="export")
     model = keras.models.load_model(finished / "export" / "model.keras")
@@ -59,7 +66,7 @@ def test_rows_are_the_models_outputs_in_order(finished, whole, tmp_path, capsys)
     images = images[:77]
     np.savez(tmp_path / "data.npz", image=images, weight=np.arange(77) % 2 / 2)
     path = tmp_path / "own.jsonl"
-    source = ("Predictions.data = @p/numpy_files", f"p/numpy_files.files = '{tmp_path}/data.npz'")
+    source = ("Predictions.data = @arrays_of_file", f"arrays_of_file.path = '{tmp_path}/data.npz'")
     own = SavedWeights(20, averaged=False)
     predicted(finished, path, *source, strategy=("mirrored", 4), saved_weights=own)
     output = capsys.readouterr().out
