@@ -56,4 +56,4 @@ def points(n: int, seed: int) -> ddl.data.Source:
     angle = random.uniform(0, 2 * np.pi, n)
     radius = np.where(label, 2.5, 0) + random.normal(0, 1, n)
     point = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
-    return ddl.data.Source(dict(point=point.astype(np.float32), label=label))
+    return ddl.data.Source({"point": point.astype(np.float32), "label": label})

@@ -17,4 +17,4 @@ def disks_and_squares(n: int, seed: int, size: int = 16) -> ddl.data.Source:
         label[(row - y) ** 2 + (column - x) ** 2 <= 9] = 1
         label[top : top + 5, left : left + 5] = 2
     images = (labels > 0) + random.normal(0, 0.3, labels.shape)
-    return ddl.data.Source(dict(image=images[..., None].astype(np.float32), label=labels))
+    return ddl.data.Source({"image": images[..., None].astype(np.float32), "label": labels})

@@ -43,7 +43,8 @@ def position_in_data(trainer: Trainer) -> dict[str, OfSources]:
 def packing_of(trainer: Trainer) -> int | None:
     """Returns the digest of the packed rows of the training data; None if there are none."""
     items = [getattr(one.source, "items", None) for one in trainer.pipelines.values()]
-    digests = [each.digest for each in items if getattr(each, "digest", None) is not None]
+    found = [getattr(each, "digest", None) for each in items]
+    digests = [each for each in found if each is not None]
     return zlib.crc32(repr(digests).encode()) if digests else None
 
 

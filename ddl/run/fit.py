@@ -111,6 +111,8 @@ def fit(
     if early_stopping is None and len(given_rules) == 1:
         (early_stopping,) = given_rules
         callbacks = tuple(one for one in callbacks if one is not early_stopping)
+    if train_epochs is not None:
+        trainer.count_examples()
     evaluates = trainer.has_eval_data
     if not evaluates and (early_stopping is not None or eval_every not in ("epoch", None)):
         given = "eval_every" if early_stopping is None else "early_stopping"

@@ -53,17 +53,16 @@ def resolve_lengths() -> int | None:
     sources = sources_by_name(data)
     name, first = next(iter(sources.items()))
     pipeline = BatchPipeline(first, sizes_by_source(batch, list(sources))[name])
-    train_steps = config.build_bound("RunPlan", "train_steps")
     train_epochs = config.build_bound("RunPlan", "train_epochs")
     if train_epochs is not None:
         pipeline.count_examples()
     batches = pipeline.steps_per_epoch
     if batches is None:  # the config may name a number for its schedules
-        if config.is_withheld("STEPS_PER_EPOCH"):
-            config.set_macro("STEPS_PER_EPOCH", None)
         steps_per_epoch = config.get_macro("STEPS_PER_EPOCH")
+        config.set_macro("STEPS_PER_EPOCH", steps_per_epoch)
     else:
         steps_per_epoch = _set_steps_per_epoch(batches)
+    train_steps = config.build_bound("RunPlan", "train_steps")
     length = RunPlan(train_steps=train_steps, train_epochs=train_epochs)
     _set("TOTAL_STEPS", length.total_steps(steps_per_epoch))
     return batches

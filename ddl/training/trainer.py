@@ -185,16 +185,6 @@ class Trainer(Evaluating):
         super().__setattr__(name, value)
 
     @property
-    def num_examples(self) -> int | None:
-        """Number of training examples, of the first source; None if it is unknown or endless."""
-        return self._parts.first.num_examples
-
-    @property
-    def steps_per_epoch(self) -> int | None:
-        """Updates in which each example of the first source is seen once; None as above."""
-        return self._parts.first.steps_per_epoch
-
-    @property
     def state(self) -> TrainingState:
         """Training state other than model and optimizer; assigning calls `restore`."""
         return self._runner.state
@@ -236,7 +226,7 @@ class Trainer(Evaluating):
         """
         self.check_idle("Trainer.train")
         if epochs is not None:
-            self._parts.first.count_examples()
+            self.count_examples()
         end = self.step + length_in_steps(steps, epochs, self.steps_per_epoch)
         actions = checked_actions(actions)
         self.check_consistent()

@@ -47,7 +47,7 @@ class Predicting:
         self._trainer, self._console = trainer, console
         self._workers = Workers(trainer.strategy)
         self._source: Source | Stream = predictions.source(trainer)
-        trainer.check_predicts("--mode=predict", self._source)
+        trainer.check_predicts("--mode=predict")
         self._features = predictions.features_of(self._source)
         self._batch = next(iter(trainer.pipelines.values())).global_batch_size
         self._total = BatchPipeline(self._source, self._batch).count_examples()

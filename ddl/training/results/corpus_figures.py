@@ -6,6 +6,7 @@ from typing import Any
 
 from ddl.data.pipeline import BatchPipeline
 from ddl.data.source import Source
+from ddl.data.stream import Stream
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.metrics.of_all_outputs import checked_corpus_metrics
@@ -56,7 +57,7 @@ class CorpusFigures:
             )
         return (*names, *own)
 
-    def of(self, source: Source, state: TrainingState, loss: float) -> dict[str, float]:
+    def of(self, source: Source | Stream, state: TrainingState, loss: float) -> dict[str, float]:
         """Returns the figures of a data set. Eager, cross-replica context, on all workers.
 
         Args:

@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from ddl.data.pipeline import BatchPipeline
-from ddl.data.source import Source
 from ddl.errors import ConfigError
 from ddl.signals import deferring_interrupt
 from ddl.step.state import TrainingState
@@ -140,16 +139,14 @@ class Evaluating(Readings):
                 data, self._runner.state, features, first_batch, keeps=keeps
             )
 
-    def check_predicts(self, what: str, source: Source) -> None:
-        """Checks that the task has outputs, and the data an order, without reading any.
+    def check_predicts(self, what: str) -> None:
+        """Checks that the task has outputs.
 
         Args:
           what: Name of what needs the outputs, for the error.
-          source: The data.
 
         Raises:
           ConfigError: If the task has no `predict`, or the strategy is asynchronous.
-          DataError: If the data have no order of their own.
         """
         self._parts.given.check_predicts(what)
 

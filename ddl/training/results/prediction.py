@@ -142,7 +142,7 @@ class Prediction:
         arrays: list[np.ndarray] = []
         for number, rows in enumerate(self._batches(pipeline, state, 0, max_bytes, keeps)):
             if keeps:
-                _put(arrays, rows, number * pipeline.global_batch_size, pipeline.num_examples)
+                _put(arrays, rows, number * pipeline.global_batch_size, pipeline.count_examples())
         return arrays
 
     def each_batch(
@@ -182,9 +182,10 @@ class Prediction:
                     self._outputs.get_concrete_function(
                         iterator, tf.constant(first_batch, tf.int64), state.batches, state.step
                     )
-                self._check_bytes(pipeline.num_examples, max_bytes)
-            left = pipeline.num_examples - first_batch * pipeline.global_batch_size
-            for number in range(first_batch, pipeline.steps_per_epoch):
+                self._check_bytes(pipeline.count_examples(), max_bytes)
+            total = pipeline.count_examples()
+            left = total - first_batch * pipeline.global_batch_size
+            for number in range(first_batch, -(-total // pipeline.global_batch_size)):
                 with data_errors(pipeline.source), device_errors():
                     # What a batch draws depends on its number, wherever the reading began.
                     counter = tf.constant(number, tf.int64)

@@ -15,7 +15,6 @@ from ddl.training.runner import LoopRunner
 class Readings:
     """The part of `ddl.Trainer` that only reads its state."""
 
-    steps_per_epoch: int | None
     history: History
     _parts: Assembly
     _runner: LoopRunner
@@ -117,6 +116,24 @@ class Readings:
     def _record(self, split: str, figures: dict[str, float]) -> None:
         """Adds figures of this step to the history."""
         self.history.write(self.step, self.epoch_at(self.step), split, figures)
+
+    @property
+    def num_examples(self) -> int | None:
+        """Number of training examples, of the first source; None if it is unknown or endless."""
+        return self._parts.first.num_examples
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Updates in which each example of the first source is seen once; None as above."""
+        return self._parts.first.steps_per_epoch
+
+    def count_examples(self) -> None:
+        """Finds out `num_examples` of data of unknown length, by reading them once.
+
+        Raises:
+          DataError: If the data have no end.
+        """
+        self._parts.first.count_examples()
 
     def epoch_at(self, step: int) -> float:
         """Returns the passes over the training data at a step; 0 for data of unknown length."""

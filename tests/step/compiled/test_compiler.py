@@ -133,9 +133,7 @@ def pieces(made):
     """Names of the compiled functions that an update calls."""
     loop = made._runner.loop
     made.trace()
-    graph = loop._loop.get_concrete_function(
-        loop._iterator, tf.constant(0, tf.int64), made.state
-    ).graph
+    graph = loop._concrete(made.state).graph
     functions = graph.as_graph_def().library.function
     return [f.signature.name for f in functions if f.attr["_XlaMustCompile"].b]
 
