@@ -67,7 +67,10 @@ class Arrays:
 
 
 def _as_array(name: str, data: Any) -> np.ndarray:
-    array = np.asarray(data) if isinstance(data, np.ndarray) else array_of(data, name)
+    if isinstance(data, np.memmap):
+        array = data
+    else:
+        array = np.asarray(data) if isinstance(data, np.ndarray) else array_of(data, name)
     if array.ndim == 0:
         raise DataError(
             f"Feature {name!r} must have one value per example, shape [examples, …], got a single "

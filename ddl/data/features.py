@@ -1,5 +1,6 @@
 """Features of an example: their names, dtypes and shapes, of which all examples have the same."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -136,6 +137,21 @@ def checked_spec(spec: Any, what: str) -> dict[str, tf.TensorSpec]:
             )
         found[name] = tf.TensorSpec(shape, feature.dtype, name)
     return found
+
+
+@tf.autograph.experimental.do_not_convert
+def checked_weight(weight: tf.Tensor) -> tf.Tensor:
+    """Returns weights as float32, after a check while tf.data reads them.
+
+    Args:
+      weight: A float of any shape.
+
+    Raises:
+      tf.errors.InvalidArgumentError: When the check runs, if one is negative, NaN or infinite.
+    """
+    weight = tf.cast(weight, tf.float32)
+    message = "Feature 'weight' must be a finite number of at least 0"
+    return tf.debugging.check_numerics(tf.where(weight < 0, math.nan, weight), message)
 
 
 def check_weight_spec(spec: Mapping[str, tf.TensorSpec], what: str) -> None:

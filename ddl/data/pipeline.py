@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from ddl.data.features import checked_weight
 from ddl.data.iterators import iterator_of
 from ddl.data.order import batch_indices, steps_per_epoch
 from ddl.data.resident import ResidentArrays
@@ -464,7 +465,7 @@ def _slice(rows: tf.Tensor, first: tf.Tensor | int, size: int) -> tf.Tensor:
 def _weighted(features: dict[str, tf.Tensor], padding: tf.Tensor) -> dict[str, tf.Tensor]:
     """Adds "weight": 0 for padding, else the example's own weight or 1."""
     if "weight" in features:
-        padding *= tf.cast(features["weight"], tf.float32)
+        padding *= checked_weight(features["weight"])
     return {**features, "weight": padding}
 
 

@@ -125,10 +125,18 @@ class Source:
           Features of `row_spec`, [b, …]. Text is an array of Python objects.
 
         Raises:
-          DataError: If an item cannot be read or differs from item 0 in form; names the item.
+          DataError: If an item cannot be read or differs from item 0 in form, which names the item;
+            or if a weight is negative, NaN or infinite.
         """
         try:
-            return self._rows(indices)
+            rows = self._rows(indices)
+            weight = rows.get("weight")
+            if weight is not None and not ((weight >= 0) & np.isfinite(weight)).all():
+                raise DataError(
+                    f"Feature 'weight' of {self.name} must be a finite number of at least 0, got "
+                    f"{weight[~((weight >= 0) & np.isfinite(weight))][0]}. Correct it."
+                )
+            return rows
         except Exception as error:
             self.error = error
             raise

@@ -15,7 +15,14 @@ import tensorflow as tf
 from absl import logging
 
 from ddl.data.batched import AS_BATCHES, described, elements_of, example_spec
-from ddl.data.features import ONE_LENGTH, array_of, check_weight_spec, named, tensorflow_dtype
+from ddl.data.features import (
+    ONE_LENGTH,
+    array_of,
+    check_weight_spec,
+    checked_weight,
+    named,
+    tensorflow_dtype,
+)
 from ddl.data.order import steps_per_epoch
 from ddl.data.source import are_same, first_line
 from ddl.errors import DataError, check_takes, definition_of
@@ -271,7 +278,7 @@ class Stream:
         """Pads a batch to `size` rows with weight 0, and keeps some of them."""
         rows = tf.cast(_rows_of(batch), tf.int32)
         batch = {"weight": tf.ones([rows]), **batch}
-        batch["weight"] = tf.cast(batch["weight"], tf.float32)
+        batch["weight"] = checked_weight(batch["weight"])
 
         def gathered() -> dict[str, tf.Tensor]:
             chosen = {name: tf.gather(values, kept % rows) for name, values in batch.items()}

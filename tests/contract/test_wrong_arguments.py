@@ -75,6 +75,10 @@ def stream(x=X, y=Y):
     return tf.data.Dataset.from_tensor_slices((x, y))
 
 
+def weighing(weight):
+    return tf.data.Dataset.from_tensor_slices((X, Y, np.full(16, weight)))
+
+
 ARGUMENTS = {
     "a batch that does not divide": (lambda: trainer(accumulation_steps=3), "multiple of 3", "8"),
     "a batch of 8.0": (lambda: trainer(global_batch_size=8.0), "global_batch_size", "8.0"),
@@ -169,13 +173,14 @@ OPTIMIZERS = {
     ),
 }
 SOURCES = {
-    "nothing": (lambda: trainer(data={}), "at least one feature"),
+    "nothing": (lambda: trainer(data={}), "dict of features", "{}"),
     "a text": (lambda: trainer(data="mnist"), "str"),
     "no example": (lambda: trainer(data={"image": X[:0], "label": Y[:0]}), "at least one example"),
     "other lengths": (lambda: trainer(data={"image": X, "label": Y[:9]}), "16", "9"),
-    "NaN": (lambda: trainer(data=with_value(np.nan)), "'image'", "NaN", "example 3"),
-    "infinity": (lambda: trainer(data=with_value(np.inf)), "'image'", "infinite", "example 3"),
-    "NaN in a stream": (lambda: train(data=stream(with_value(np.nan)["image"])), "'image'", "NaN"),
+    "NaN": (lambda: train(data=with_value(np.nan)), "not finite"),
+    "infinity": (lambda: train(data=with_value(np.inf)), "not finite"),
+    "NaN in a stream": (lambda: train(data=stream(with_value(np.nan)["image"])), "not finite"),
+    "negative weights in a stream": (lambda: train(data=weighing(-1.0)), "'weight'"),
     "text": (lambda: trainer(data=(X.astype(str), Y)), "'image'", "text"),
     "another shape": (lambda: trainer(data=(X[:, :2], Y)), "(2,)", "(3,)"),
     "no labels": (lambda: trainer(data={"image": X, "target": Y}), "'label'", "target"),
@@ -186,10 +191,9 @@ SOURCES = {
     "labels in a column": (lambda: trainer(data=(X, Y[:, None])), "(n, 1)"),
     "negative weights": (lambda: trainer(data=(X, Y, -np.ones(16))), "weight", "-1"),
     "weights of 0": (lambda: trainer(data=(X, Y, np.zeros(16))), "weight", "0"),
-    "an infinite stream": (lambda: trainer(data=stream().repeat()), "infinite"),
-    "a stream of unknown length": (
-        lambda: trainer(data=stream().filter(lambda x, y: True)),
-        *("unknown",),
+    "epochs of an infinite stream": (
+        lambda: trainer(data=stream().repeat()).train(epochs=1, progress=False),
+        *("no end", "TRAIN_STEPS"),
     ),
     "evaluation data without a label": (lambda: trainer(eval_data={"image": X}), "'label'"),
     "evaluation data of other labels": (lambda: trainer(eval_data=(X, Y + 1)), "from 0 to 1"),

@@ -105,20 +105,17 @@ def test_an_error_that_was_met_while_reading_ahead():
 def test_an_example_that_cannot_be_decoded_is_named():
     good = tf.io.encode_png(np.zeros([1, 1, 1], np.uint8)).numpy()
     source = Source([{"png": good}] * 5 + [{"png": good[:20]}], png)
-    message = "Reading or processing a batch failed: "
+    message = r"test_checks.py:\d+: png failed on item 5 of list: .*PNG.* Correct or remove it.$"
     with pytest.raises(DataError, match=message) as caught, data_errors(source):
         read(source)
-    reason, note = str(caught.value).splitlines()
-    assert "PNG" in reason
-    assert "Iterator" not in reason
-    assert "node" not in reason
-    assert note == "The first example that cannot be decoded is item 5 of list."
+    assert "Iterator" not in str(caught.value)
+    assert "node" not in str(caught.value)
 
 
 def test_values_that_a_layer_refuses_are_errors_of_the_data(monkeypatch):
     """With the layer and its remedy; no example is looked for, which takes up to a minute."""
     source = Source({"x": [1]})
-    monkeypatch.setattr(source, "damaged", lambda: pytest.fail("looked for an example"))
+    monkeypatch.setattr(source, "undecodable", lambda: pytest.fail("looked for an example"))
 
     @tf.function
     def gathered(index):

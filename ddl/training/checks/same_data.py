@@ -55,6 +55,15 @@ def check_same_data(
     workers = Workers(strategy)
     if workers.number == 1:
         return
+    for source in {
+        id(one.source): one.source for one in [*train.values(), evaluation] if one
+    }.values():
+        if isinstance(source, Stream) and not source.is_repeatable:
+            raise DataError(
+                f"Two reads of the first examples of {source.name} differ, so that workers, each of "
+                "which keeps its rows, would train on some twice and on others never. Seed what is "
+                "random: ddl.data.stream(lambda epoch: ….shuffle(n, seed=epoch))."
+            )
     pipelines = {
         f"training data {name!r}" if name else "training data": p for name, p in train.items()
     }
