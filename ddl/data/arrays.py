@@ -67,10 +67,10 @@ class Arrays:
 
 
 def _as_array(name: str, data: Any) -> np.ndarray:
-    if isinstance(data, np.memmap):
-        array = data
+    if isinstance(data, np.ndarray):  # a map of a file stays one
+        array = data if isinstance(data, np.memmap) else np.asarray(data)
     else:
-        array = np.asarray(data) if isinstance(data, np.ndarray) else array_of(data, name)
+        array = array_of(data, name)
     if array.ndim == 0:
         raise DataError(
             f"Feature {name!r} must have one value per example, shape [examples, …], got a single "

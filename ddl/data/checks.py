@@ -14,7 +14,8 @@ from ddl.user_code import place_of, repeats
 # Texts of errors that the data cause: iterators name themselves, and kernels name the refused
 # value.
 _OF_DATA = re.compile(
-    r"with iterator: Iterator|\{\{node [^}]*Iterator|\[Op:Iterator|MultiDeviceIteratorGetNextFromShard|"
+    r"with iterator: Iterator|\{\{node [^}]*Iterator|\[Op:Iterator|"
+    r"MultiDeviceIteratorGetNextFromShard|Feature '|"
     r"Received a label value|\bindices\S* = (\] \[)?[^] ]+(\] \[)? is not in \["
 )
 

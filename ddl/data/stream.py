@@ -157,7 +157,7 @@ class Stream:
                 "batches of an evaluation; or pass ddl.data.stream(data, length=…)."
             )
         if self.num_examples is None:
-            logging.info("Counting the examples of %s: a pass is read to its end", self.name)
+            logging.warning("Counting the examples of %s: a pass is read to its end", self.name)
             batches = self._read(self._first_pass(1024))
             self.num_examples = sum(len(next(iter(batch.values()))) for batch in batches)
         return self.num_examples
@@ -260,7 +260,7 @@ class Stream:
             return tf.where(is_end, tf.zeros([], tf.int64), total), batch
 
     def _skipped(self, batches: tf.data.Dataset, count: int, size: int) -> tf.data.Dataset:
-        logging.info("Skipping %s examples of %s", f"{count * size:,}", self.name)
+        logging.warning("Skipping %s examples of %s", f"{count * size:,}", self.name)
 
         @tf.autograph.experimental.do_not_convert
         def told(last: tf.Tensor, numbered: Any) -> tuple[tf.Tensor, Any]:

@@ -105,7 +105,7 @@ def test_an_error_that_was_met_while_reading_ahead():
 def test_an_example_that_cannot_be_decoded_is_named():
     good = tf.io.encode_png(np.zeros([1, 1, 1], np.uint8)).numpy()
     source = Source([{"png": good}] * 5 + [{"png": good[:20]}], png)
-    message = r"test_checks.py:\d+: png failed on item 5 of list: .*PNG.* Correct or remove it.$"
+    message = r"\d+: png failed on item 5 of list: .*PNG.* Correct or remove it.$"
     with pytest.raises(DataError, match=message) as caught, data_errors(source):
         read(source)
     assert "Iterator" not in str(caught.value)

@@ -207,8 +207,8 @@ def test_a_list_of_items_must_be_answered_item_by_item():
 def test_the_first_example_that_cannot_be_decoded_is_named():
     good = tf.io.encode_png(np.zeros([1, 1, 1], np.uint8)).numpy()
     pictures = Items([{"png": good}] * 3 + [{"png": good[:20]}])
-    assert Source(pictures, png).damaged().endswith("cannot be decoded is item 3 of Items.")
+    assert "png failed on item 3 of Items: " in str(Source(pictures, png).undecodable())
     pictures.describe = "{}.png".format
-    assert Source(pictures, png).damaged().endswith("cannot be decoded is 3.png.")
-    assert Source(pictures.items[:3], png).damaged() is None
-    assert Source(pictures).damaged() is None
+    assert "png failed on 3.png: " in str(Source(pictures, png).undecodable())
+    assert Source(pictures.items[:3], png).undecodable() is None
+    assert Source(pictures).undecodable() is None

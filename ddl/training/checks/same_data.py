@@ -7,7 +7,7 @@ examples than its peers expect, so that some are repeated and others dropped.
 import json
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -60,8 +60,8 @@ def check_same_data(
     }.values():
         if isinstance(source, Stream) and not source.is_repeatable:
             raise DataError(
-                f"Two reads of the first examples of {source.name} differ, so that workers, each of "
-                "which keeps its rows, would train on some twice and on others never. Seed what is "
+                f"Two reads of the first examples of {source.name} differ, so that workers, each "
+                "of which keeps its rows, would train on some twice and on others never. Seed what is "
                 "random: ddl.data.stream(lambda epoch: ….shuffle(n, seed=epoch))."
             )
     pipelines = {
@@ -128,18 +128,11 @@ def _facts(pipeline: BatchPipeline) -> dict[str, str]:
 
 
 def _files(source: Source | Stream) -> list[str]:
-    """Returns the files of a source, within their folder, and their sizes."""
-    paths, shown = source.files, _within_folder(source.files)
+    """Returns the names of the files of a source, whose folders may differ, and their sizes."""
+    paths, shown = source.files, [os.path.basename(path) for path in source.files]
     if len(paths) > _MOST_SIZES:
         return shown
     return [f"{name} ({_size(path)})" for name, path in zip(shown, paths, strict=True)]
-
-
-def _within_folder(paths: Sequence[str]) -> list[str]:
-    """Returns paths within their common folder, which may be another one on each worker."""
-    # Of letters; `commonpath` refuses relative paths beside others.
-    folder = os.path.dirname(os.path.commonprefix(list(paths)))  # noqa: RUF071
-    return [path[len(folder) :].lstrip("/") for path in paths]
 
 
 def _size(path: str) -> str:

@@ -79,8 +79,7 @@ class TrainingLoop:
     def run(self, state: TrainingState, end: int) -> TrainingState:
         """Trains from `state` to step `end` and returns the state reached.
 
-        The loop ends earlier if it is stopped, or after `max_skipped_updates`; on devices with
-        their own memory also if it has skipped updates.
+        The loop ends earlier if it is stopped, or after `max_skipped_updates`.
 
         Raises:
           DataError: If the data cannot be read.
@@ -92,12 +91,12 @@ class TrainingLoop:
         last = tf.constant(end, tf.int64)
         sources = [pipeline.source for pipeline in self._update.pipelines.values()]
         with data_errors(*sources), device_errors(), explaining_stale_traces():
-            while True:
-                first, table = self._tables.at(int(state.batches))
+            batches = -1
+            # A loop ends where a table does. One that is to stop makes no update any more.
+            while int(state.step) < end and batches < int(state.batches):
+                batches = int(state.batches)
+                first, table = self._tables.at(batches)
                 state = self._loop(iterators, table, first, last, state)
-                # Where a table ends before the loop does, the loop goes on with the next one.
-                if not self._tables.end_at(int(state.batches)) or int(state.step) >= end:
-                    break
         self._iterators, self._position = iterators, state.batches
         return state
 

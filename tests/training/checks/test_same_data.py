@@ -89,7 +89,7 @@ def test_equal_data_pass(difference, tmp_path):
 
 def test_a_file_that_is_missing_or_cut_is_named(difference, tmp_path):
     def nested(paths):
-        half = ddl.data.subset(ddl.data.tf_records(paths, decode=decode), first=4)
+        half = ddl.data.subset(ddl.data.tf_records(paths, decode=decode), 4)
         return ddl.data.mix([half, half], [0.5, 0.5])
 
     other = tmp_path / "other"
