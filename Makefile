@@ -36,7 +36,7 @@ extras: $(VENV)/.installed
 	  --extra mlflow --extra wandb pyproject.toml -o $(EXTRAS)/requirements.txt
 	$(EXTRAS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $(EXTRAS)/requirements.txt
 	$(EXTRAS)/bin/python -m pytest -n $(WORKERS) tests/data/test_libraries.py \
-	  tests/data/test_records.py tests/models/test_hub.py tests/run/trackers/test_services.py
+	  tests/data/readers/test_records.py tests/models/test_hub.py tests/run/trackers/test_services.py
 
 # The lowest versions that pyproject.toml allows, with the tests of the modules that use them.
 lowest:
@@ -51,7 +51,7 @@ lowest:
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	$(LOWEST)/bin/tensorboard --version
 	$(LOWEST)/bin/python -m pytest -n $(WORKERS) tests/test_main.py tests/test_output.py \
-	  tests/cli tests/config tests/run/test_writers.py tests/run/test_console.py tests/data/test_records.py tests/data/test_table.py \
+	  tests/cli tests/config tests/run/test_writers.py tests/run/test_console.py tests/data/readers/test_records.py tests/data/readers/test_table.py \
 	  tests/training/results/test_history.py \
 	  tests/benchmarks/test_page.py
 

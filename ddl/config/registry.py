@@ -184,7 +184,7 @@ def calling(build: Callable[[], Any], name: str, bindings: Mapping[Key, Binding]
 
     Args:
       build: Function without arguments that calls an item through gin.
-      name: What is built, for errors.
+      name: Name of the item that is built, for errors.
       bindings: The bindings of the config, for errors.
 
     Raises:

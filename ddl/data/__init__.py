@@ -2,17 +2,17 @@
 
 from ddl.data.combine import concatenate, k_fold, mix, subset
 from ddl.data.conversion import as_source
-from ddl.data.image_folder import image_folder
-from ddl.data.imagenet import imagenet
-from ddl.data.images import images, keras_dataset
 from ddl.data.order import batch_indices, steps_per_epoch
-from ddl.data.packaged import digits, penguins, play, shapes, synthetic
 from ddl.data.pipeline import BatchPipeline
-from ddl.data.records import array_records, tf_records
+from ddl.data.readers.image_folder import image_folder
+from ddl.data.readers.imagenet import imagenet
+from ddl.data.readers.images import images, keras_dataset
+from ddl.data.readers.packaged import digits, penguins, play, shapes, synthetic
+from ddl.data.readers.records import array_records, tf_records
+from ddl.data.readers.table import table
+from ddl.data.readers.tokens import packed, token_lines, tokens
 from ddl.data.source import Source
 from ddl.data.stream import Stream, stream
-from ddl.data.table import table
-from ddl.data.tokens import packed, token_lines, tokens
 
 __all__ = [
     "BatchPipeline",

@@ -29,7 +29,7 @@ def elements_of(
       dataset: A user's pipeline.
       spec: Its features.
       batched: Whether elements are batches; None: found out.
-      what: What messages call an element.
+      what: Name of an element in messages.
 
     Returns:
       Whether elements are batches; the specification of one example; and the number of examples,
@@ -70,7 +70,7 @@ def example_spec(spec: Spec, is_batch: bool, what: str) -> dict[str, tf.TensorSp
     Args:
       spec: Specification of an element.
       is_batch: Whether the element is a batch.
-      what: What messages call the element.
+      what: Name of the element in messages.
 
     Raises:
       DataError: If a shape is not static, or the element is no batch.

@@ -28,6 +28,11 @@ def as_source(data: Any, argument: str = "The data") -> Source | Stream:
     """
     if isinstance(data, Source | Stream):
         return data
+    if isinstance(data, str | bytes):
+        raise DataError(
+            f"{argument} cannot be a {type(data).__name__}, got {data!r:.60}. Pass arrays, or a "
+            "reader of ddl.data, such as ddl.data.images."
+        )
     parts = list(data.values()) if isinstance(data, Mapping) else data
     if isinstance(parts, tuple | list):
         sets = [type(one).__name__ for one in parts if isinstance(one, _SETS)]

@@ -21,7 +21,7 @@ def named(example: Any, what: str) -> dict[str, Any]:
 
     Args:
       example: A dict; or (x, y) or (x, y, weight), where x may be a dict of features.
-      what: What messages call the example.
+      what: Name of the example in messages.
 
     Raises:
       DataError: If the example has another form, or a feature is a dict.
@@ -113,7 +113,7 @@ def checked_spec(spec: Any, what: str) -> dict[str, tf.TensorSpec]:
 
     Args:
       spec: Tensors or their specifications by feature.
-      what: What made the example, for errors.
+      what: Name of the maker of the example, for errors.
 
     Raises:
       DataError: If a feature is not dense, or its shape is not known.

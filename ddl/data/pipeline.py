@@ -1,12 +1,15 @@
 """Global batches of static shape, addressed by number, for any strategy."""
 
+import functools
 import os
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
 
+from ddl.data.batch import Batch, row_of, static_slice
 from ddl.data.features import checked_weight
 from ddl.data.iterators import iterator_of
 from ddl.data.order import batch_indices, steps_per_epoch
@@ -16,7 +19,7 @@ from ddl.data.stream import Stream
 from ddl.devices.path import path_of
 from ddl.devices.wide_integers import narrowed
 from ddl.distribution.workers import Workers
-from ddl.microbatch import Microbatch, is_compiled
+from ddl.microbatch import Microbatch
 from ddl.random import batch_counter
 from ddl.seeds import hashed
 
@@ -24,23 +27,6 @@ _ENDLESS = 2**62
 _SEED, _PADDING = "ddl_seed", "ddl_padding"  # columns beside the features of an item
 _AHEAD = 4  # batches: enough to keep the devices busy when one takes longer than others
 _LEAST_THREADS = 8  # with two threads, tf.data wakes one for nearly each example
-
-
-class Batch(NamedTuple):
-    """The batches of an update, as `strategy.run` passes each replica its part.
-
-    Attributes:
-      rows: Features or "index", and "weight" unless all are 1: [rows, …] of the update; or of many
-        updates, [updates, rows], if there is a `place`.
-      arrays: Arrays on the replica's device that "index" refers to; {} if `rows` holds features.
-      counter: `ddl.random.batch_counter` of the update's number, uint64 [2].
-      place: Place of the update in `rows`, int32 or int64 []; () if `rows` holds one update.
-    """
-
-    rows: Any
-    arrays: Any
-    counter: tf.Tensor
-    place: Any = ()
 
 
 class BatchPipeline:
@@ -154,15 +140,18 @@ class BatchPipeline:
             examples that draw by their seed, are others.
         """
         workers = Workers(strategy)
-        dataset = self._updates(first_update, workers)
+        reader = functools.partial(self._read, workers)
+        dataset = self._updates(first_update, workers, reader)
         if repeats and self.steps_per_epoch is not None:
             dataset = dataset.take(self.steps_per_epoch).repeat()
         dataset = self._sent(dataset, path_of(strategy).packs_int32)
         if workers.number == 1:
-            return iterator_of(_finished(dataset, not self.resident), strategy)
-        # `experimental_distribute_dataset` would batch anew over the replicas of all workers.
-        own = _finished(_by_replica(dataset, workers.replicas_of_each), not self.resident)
-        return iterator_of(strategy.distribute_datasets_from_function(lambda _: own))
+            iterator = iterator_of(_finished(dataset, not self.resident), strategy)
+        else:  # `experimental_distribute_dataset` would batch anew over the replicas of all workers
+            own = _finished(_by_replica(dataset, workers.replicas_of_each), not self.resident)
+            iterator = iterator_of(strategy.distribute_datasets_from_function(lambda _: own))
+        iterator._ddl_reader = reader
+        return iterator
 
     def next_batch(
         self, iterator: Any, strategy: tf.distribute.Strategy, number: tf.Tensor
@@ -224,12 +213,12 @@ class BatchPipeline:
         Returns:
           Features [b, …] and "weight", float32 [b].
         """
-        element = batch.rows if isinstance(batch.place, tuple) else _row_of(batch)
+        element = batch.rows if isinstance(batch.place, tuple) else row_of(batch)
         size = self._rows_of_replica()
         held = next(iter(element.values())).shape[0]
         if held != size:
             first = (place * self.microbatches + microbatch) * size
-            element = {name: _slice(rows, first, size) for name, rows in element.items()}
+            element = {name: static_slice(rows, first, size) for name, rows in element.items()}
         if self.always_full:
             # A constant, so that the graph can be simplified before it runs.
             element = {**element, "weight": tf.ones([size])}
@@ -321,8 +310,14 @@ class BatchPipeline:
         replicas = tf.distribute.get_replica_context().num_replicas_in_sync
         return self.global_batch_size // self.microbatches // replicas
 
-    def _updates(self, first: int, workers: Workers) -> tf.data.Dataset:
-        """Builds a data set of the rows of this process in each update, grouped by replica."""
+    def _updates(
+        self, first: int, workers: Workers, reader: Callable[[int], dict[str, np.ndarray]]
+    ) -> tf.data.Dataset:
+        """Builds a data set of the rows of this process in each update, grouped by replica.
+
+        TensorFlow keeps a function of Python for good, so it only gets a weak reference to the
+        reader, and through it to the data: the iterator keeps the reader.
+        """
         if isinstance(self.source, Stream):
             return self._updates_of_stream(self.source, first, workers)
         source, decodes = self.source, self.source.decode is not None
@@ -333,8 +328,12 @@ class BatchPipeline:
             specs["weight"] = tf.TensorSpec([], tf.float32)
         size = self.global_batch_size * self.batches_per_update // workers.number
 
+        found = weakref.ref(reader)
+
         def read(number: np.ndarray) -> list[np.ndarray]:
-            rows = self._read(int(number), workers)
+            alive = found()
+            assert alive is not None  # else the iterator has been dropped
+            rows = alive(int(number))
             return [rows[name] for name in specs]
 
         @tf.autograph.experimental.do_not_convert  # converting takes longer than tracing
@@ -357,7 +356,7 @@ class BatchPipeline:
         examples = blocks.unbatch().map(decoded, num_parallel_calls=_cores(), deterministic=True)
         return examples.batch(size, drop_remainder=True)
 
-    def _read(self, update: int, workers: Workers) -> dict[str, np.ndarray]:
+    def _read(self, workers: Workers, update: int) -> dict[str, np.ndarray]:
         """Reads the rows of this process in an update, with their weights, padding and seeds."""
         assert isinstance(self.source, Source)
         index, weight = (each.ravel() for each in self._own_indices(update, 1, workers))
@@ -443,22 +442,6 @@ class BatchPipeline:
             return element | {name: tf.cast(element[name], tf.int64) for name in wide}
 
         return dataset.map(sent) if left_out or wide else dataset
-
-
-def _row_of(batch: Batch) -> dict[str, tf.Tensor]:
-    """Returns an update's row of a table."""
-    if batch.place.dtype == tf.int32:  # on the host: the rows are a view
-        return {name: rows[batch.place] for name, rows in batch.rows.items()}
-    # A slice would read the place on the host, and so make the host wait for a GPU.
-    return {name: tf.gather(rows, batch.place) for name, rows in batch.rows.items()}
-
-
-def _slice(rows: tf.Tensor, first: tf.Tensor | int, size: int) -> tf.Tensor:
-    """Returns `size` rows from number `first` on, in static shape. In a graph."""
-    if is_compiled():  # XLA would compile a strided slice anew for each place
-        places = tf.stack([first] + [0] * (rows.shape.rank - 1))
-        return tf.slice(rows, places, [size, *rows.shape[1:]])
-    return tf.ensure_shape(rows[first : first + size], [size, *rows.shape[1:]])
 
 
 @tf.autograph.experimental.do_not_convert

@@ -34,7 +34,7 @@ class Source:
     `Source(items)` takes anything with `len(items)` and `items[i]`, or `items.__getitems__(list)`
     for many at once: a data source of grain or TFDS (`tfds.data_source`), a Hugging Face data set
     (`.with_format("numpy")`), a PyTorch data set, a user's class, or arrays. A Trainer makes it of
-    such data by itself; `decode` is the reason to write it:
+    such data on its own; `decode` is the reason to write it:
 
         def decode(item, seed):
             image = tf.image.resize(tf.io.decode_jpeg(item["jpeg"], 3), [40, 40])
@@ -48,7 +48,7 @@ class Source:
     its index: augment in `decode` by the seed, or in the model.
 
     Attributes:
-      items: What was given.
+      items: The given items.
       arrays: The arrays, if the examples are their rows; else None.
       element_spec: Shape and dtype of each feature of one example.
       decode: `decode`.
@@ -102,7 +102,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        """What messages call the source: the class of its items."""
+        """Name of the source in messages: the class of its items."""
         return type(self.items).__name__
 
     def __len__(self) -> int:

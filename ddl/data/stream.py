@@ -35,7 +35,7 @@ _SECONDS = 10.0  # between two reports of progress
 def stream(data: Any, *, batched: bool | None = None, length: int | None = None) -> "Stream":
     """Takes a pipeline as it is, in its own order: ddl does not shuffle it.
 
-    A Trainer makes it of a `tf.data.Dataset` by itself. Examples are dicts of features, or tuples
+    A Trainer makes it of a `tf.data.Dataset` on its own. Examples are dicts of features, or tuples
     (x, y) or (x, y, weight) as Keras takes them, or batches of such. Batches are taken apart and
     put together at the global batch size. One pass follows another; the last batch of each is
     padded with weight 0. Repeated data have no end and no padding.
@@ -87,7 +87,7 @@ class Stream:
     """Examples that are read in sequence, pass after pass. `stream` makes it.
 
     Attributes:
-      name: What messages call the data.
+      name: Name of the data in messages.
       element_spec: Shape and dtype of each feature of one example.
       files: Empty: the files are the user's.
       num_examples: Examples of one pass; None if unknown or infinite.
@@ -102,7 +102,7 @@ class Stream:
         """Reads the first examples twice.
 
         Args:
-          name: What messages call the data.
+          name: Name of the data in messages.
           data: A `tf.data.Dataset`; or a function of the number of a pass, that returns one or an
             iterable.
           batched: As in `stream`.

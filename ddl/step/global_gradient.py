@@ -17,7 +17,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ddl.data.pipeline import Batch, BatchPipeline
+from ddl.data.batch import Batch
+from ddl.data.pipeline import BatchPipeline
 from ddl.microbatch import Microbatch
 from ddl.step import gradients as gradient_path
 from ddl.step.accumulation import over_microbatches

@@ -17,7 +17,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ddl.data.pipeline import Batch, BatchPipeline
+from ddl.data.batch import Batch
+from ddl.data.pipeline import BatchPipeline
 from ddl.errors import ConfigError
 from ddl.precision import LossScale
 from ddl.step.compiled.compiler import Compiler

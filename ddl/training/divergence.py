@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ddl.data.pipeline import Batch
+from ddl.data.batch import Batch
 from ddl.devices.replicas import is_on_server
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers

@@ -5,8 +5,9 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
+from ddl.data.batch import Batch
 from ddl.data.checks import data_errors
-from ddl.data.pipeline import Batch, BatchPipeline
+from ddl.data.pipeline import BatchPipeline
 from ddl.devices.path import on_host_if_placed
 from ddl.errors import DataError
 from ddl.step.compiled.compiler import Compiler

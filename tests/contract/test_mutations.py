@@ -7,11 +7,11 @@ place of ddl. A rewrite of such a place brings its row of the table along.
 import contextlib
 import functools
 
-import ddl.data.pipeline.pipeline
+import numpy as np
 import pytest
 import tensorflow as tf
 
-import ddl.data.order
+import ddl.data.pipeline
 import ddl.layers.normalization
 import ddl.random
 from ddl.data import BatchPipeline
@@ -91,18 +91,18 @@ def square_the_parts_of_a_row(patch: Patch) -> None:
 
 
 def count_padding(patch: Patch) -> None:
-    indices = ddl.data.order._indices
+    indices = ddl.data.pipeline.batch_indices
 
-    def mutated(*arguments):
-        index, weight = indices(*arguments)
-        return index, tf.ones_like(weight)
+    def mutated(*arguments, **options):
+        index, weight = indices(*arguments, **options)
+        return index, np.ones_like(weight)
 
-    patch.setattr(ddl.data.order, "_indices", mutated)
+    patch.setattr(ddl.data.pipeline, "batch_indices", mutated)
 
 
 def ignore_the_weights_of_examples(patch: Patch) -> None:
-    module = ddl.data.pipeline.pipeline
-    patch.setattr(module, "weighted", lambda features, padding: {**features, "weight": padding})
+    module = ddl.data.pipeline
+    patch.setattr(module, "_weighted", lambda features, padding: {**features, "weight": padding})
 
 
 def move_a_slot_in_a_skipped_update(patch: Patch) -> None:

@@ -31,7 +31,7 @@ def teacher() -> str:
     """Returns the parameter with the model that is distilled."""
     path = f"{_INPUTS.name}/teacher.keras"
     ddl.models.mlp((8, 8, 1), 10, hidden_units=(4,)).save(path)
-    return f"Distillation.teacher = '{path}'"
+    return f"Distill.teacher = '{path}'"
 
 
 @functools.cache

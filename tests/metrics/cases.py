@@ -8,7 +8,6 @@ import numpy as np
 import tensorflow as tf
 
 import ddl
-from ddl.data.source import Source
 from ddl.metrics import ConfusionCounts, FunctionOfMean, KerasMetric, OfAllOutputs, Perplexity
 from ddl.metrics.in_float64 import float64_by_default
 
@@ -49,45 +48,6 @@ def data_of(seed: int) -> dict[str, np.ndarray]:
         "real": real,
         "weight": weight.astype("f4"),
     }
-
-
-class Batched(Source):
-    """Arrays as batches made in numpy: a `tf.data` pipeline takes longer to build than to run."""
-
-    def __init__(self, arrays: dict[str, np.ndarray]):
-        self._arrays = arrays
-
-    def __len__(self) -> int:
-        return len(self._arrays["label"])
-
-    @property
-    def element_spec(self) -> dict[str, tf.TensorSpec]:
-        return {
-            name: tf.TensorSpec(values.shape[1:], values.dtype, name)
-            for name, values in self._arrays.items()
-        }
-
-    def batches(
-        self,
-        global_batch_size: int,
-        first_batch: int,
-        *,
-        seed: int,
-        shuffle: bool,
-        rows: np.ndarray | None = None,
-    ) -> tf.data.Dataset:
-        """The padding is that of `ddl.data.Source`."""
-        assert first_batch == 0
-        assert not shuffle
-        places = np.arange(self.steps_per_epoch(global_batch_size) * global_batch_size)
-        padded = {name: values[places % len(self)] for name, values in self._arrays.items()}
-        padded["weight"] = np.where(places < len(self), padded["weight"], np.float32(0))
-        own = slice(None) if rows is None else rows
-        batches = {
-            name: values.reshape(-1, global_batch_size, *values.shape[1:])[:, own]
-            for name, values in padded.items()
-        }
-        return tf.data.Dataset.from_tensor_slices(batches).repeat()
 
 
 def passing(width: int) -> keras.Model:

@@ -23,7 +23,7 @@ def check(found, seed, corpus):
 def test_evaluations(trainer):
     """Sets of predictions, weights and paddings, of one trace."""
     for seed in range(cases.SETS):
-        check(trainer.evaluate(cases.Batched(cases.data_of(seed))), seed, corpus=True)
+        check(trainer.evaluate(cases.data_of(seed)), seed, corpus=True)
 
 
 def test_an_epoch_of_training(trainer):

@@ -183,8 +183,8 @@ def test_integer_labels_where_keras_needs_one_hot_rows(loss, metrics, name):
     [
         ({"image": X}, DataError, "no feature 'label', only image"),
         ({"label": Y}, DataError, "got only the features label. Add the input"),
-        (({"label": X}, Y), DataError, "must not be named 'label'"),
-        ((X, Y, WEIGHT, X), DataError, r"a tuple \(x, y\) or \(x, y, weights\)"),
+        (({"label": X}, Y), DataError, "x has the feature 'label' too"),
+        ((X, Y, WEIGHT, X), DataError, r"a tuple \(x, y\) or \(x, y, weight\)"),
         ((X, np.stack([Y, Y], 1)), ConfigError, r"outputs in the shape of the labels, got .* 2\)"),
         ((X[:, :2], Y), DataError, r"'image' of the data has shape \(2,\), but the model"),
         ((X.astype(str), Y), DataError, "'image' of the data is text, but the model"),

@@ -294,10 +294,10 @@ def test_bad_data_in_a_stream_are_told_in_a_few_words():
     with pytest.raises(DataError, match="label value") as raised:
         trainer.train(2)
     assert len(str(raised.value)) < 500
-    images = IMAGES.astype("float64")
-    images[100] = np.nan
-    stream = tf.data.Dataset.from_tensor_slices((images, LABELS))
-    with pytest.raises(DataError, match="'image' contains NaN"):
+    weights = np.ones(len(LABELS), np.float32)
+    weights[100] = -1
+    stream = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS, weights))
+    with pytest.raises(DataError, match="'weight' must be a finite number"):
         make_trainer(make_strategy("one_device", 1), stream).train(10)
 
 

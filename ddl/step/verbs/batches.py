@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ddl.data.pipeline import Batch
+from ddl.data.batch import Batch
 from ddl.errors import ConfigError, did_you_mean
 from ddl.step.verbs.misuse import Guarded, NoSuchName
 

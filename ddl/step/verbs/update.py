@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ddl.data.pipeline import Batch
+from ddl.data.batch import Batch
 from ddl.errors import check_takes
 from ddl.step.overflow import KeptValues
 from ddl.step.state import TrainingState

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ddl.data.batch import Batch
 from ddl.data.order import batch_indices
-from ddl.data.pipeline import Batch, BatchPipeline
+from ddl.data.pipeline import BatchPipeline
 from ddl.data.resident import HOST, gather, numeric_arrays
 from ddl.data.source import Source
 from ddl.data.stream import Stream
@@ -76,7 +77,8 @@ class WorkerBatches:
           count: Number of batches.
 
         Returns:
-          "index", int64 [count, B], and "weight", float32; {} for a stream.
+          "index" and "weight" for `received`, as texts, whose form does not depend on `count`, so
+          that the workers' function is traced once; {} for a stream.
         """
         if self._arrays is None:
             return {}
@@ -90,7 +92,14 @@ class WorkerBatches:
             seed=pipeline.order_seed,
             shuffle=pipeline.shuffle,
         )
-        return {"index": tf.constant(index), "weight": tf.constant(weight)}
+        rows = {"index": index, "weight": weight}
+        return {name: tf.io.serialize_tensor(each) for name, each in rows.items()}
+
+    def received(self, rows: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Returns `rows_of` on the worker: "index", int64 [count, B], and "weight", float32."""
+        dtypes = {"index": tf.int64, "weight": tf.float32}
+        with tf.device("/device:CPU:0"):
+            return {name: tf.io.parse_tensor(text, dtypes[name]) for name, text in rows.items()}
 
     def batch(
         self, data: Any, rows: dict[str, tf.Tensor], place: tf.Tensor, number: tf.Tensor
@@ -99,7 +108,7 @@ class WorkerBatches:
 
         Args:
           data: The iterator of `dataset` on this worker.
-          rows: `rows_of` the work.
+          rows: `received` of the work.
           place: Place of the batch in the work, int64 [].
           number: Number of the batch, int64 [], counted from 0 over the whole run.
         """

@@ -18,8 +18,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from ddl.data.batch import Batch
 from ddl.data.checks import data_errors
-from ddl.data.pipeline import Batch, BatchPipeline
+from ddl.data.pipeline import BatchPipeline
 from ddl.step.objective import Objective
 from ddl.step.onednn import in_own_graph_if
 from ddl.step.order_of_sums import fixed_order_of_sums
@@ -94,12 +95,13 @@ class CoordinatedLoop:
         rows = self._batches.rows_of(first, count)
         self._workers.schedule(self._make_updates, rows, *numbers)
 
-    @tf.function(autograph=False, reduce_retracing=True)
+    @tf.function(autograph=False)
     def _make_updates(
         self, data: Any, rows: Any, slot: tf.Tensor, first: tf.Tensor, count: tf.Tensor
     ) -> tf.Tensor:
         """Makes updates with `count` batches, from number `first` on. On a worker."""
         self.trace_count += 1
+        rows = self._batches.received(rows)
 
         def updated(number: tf.Tensor) -> tf.Tensor:
             with tf.control_dependencies([self._shared.begin(slot)]):
@@ -169,7 +171,7 @@ class CoordinatedEvaluation:
         check_some_weight(sums, self._objective)
         return self._objective.evaluation_metrics.means(sums)
 
-    @tf.function(autograph=False, reduce_retracing=True)
+    @tf.function(autograph=False)
     @fixed_order_of_sums()
     def _sums_of(
         self,
@@ -181,7 +183,7 @@ class CoordinatedEvaluation:
         step: tf.Tensor,
     ) -> tf.Tensor:
         """Returns metric sums over the batches [start, stop): float64 [size]. On a worker."""
-        pipeline = self._pipeline
+        pipeline, rows = self._pipeline, self._batches.received(rows)
 
         def replica_sums(batch: Batch) -> tf.Tensor:
             features = pipeline.examples(batch)

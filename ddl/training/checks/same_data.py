@@ -61,8 +61,8 @@ def check_same_data(
         if isinstance(source, Stream) and not source.is_repeatable:
             raise DataError(
                 f"Two reads of the first examples of {source.name} differ, so that workers, each "
-                "of which keeps its rows, would train on some twice and on others never. Seed what is "
-                "random: ddl.data.stream(lambda epoch: ….shuffle(n, seed=epoch))."
+                "of which keeps its rows, would train on some twice and on others never. Seed what "
+                "is random: ddl.data.stream(lambda epoch: ….shuffle(n, seed=epoch))."
             )
     pipelines = {
         f"training data {name!r}" if name else "training data": p for name, p in train.items()

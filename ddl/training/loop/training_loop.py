@@ -5,8 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from ddl.data.batch import Batch
 from ddl.data.checks import data_errors
-from ddl.data.pipeline import Batch
 from ddl.devices.path import on_host_if_placed, path_of
 from ddl.distribution.workers import Workers
 from ddl.random import batch_counter
@@ -151,6 +151,8 @@ class TrainingLoop:
         def made(number: tf.Tensor, place: tf.Tensor) -> dict[str, Batch]:
             counter = batch_counter(number)
             given = wait.timed(taken) if wait is not None and iterators else taken()
+            if places_order:  # a loop takes rows whose device nothing names to the first one
+                given = {name: strategy.run(_named, (rows,)) for name, rows in given.items()}
             batches = {name: Batch(rows, {}, counter) for name, rows in given.items()}
             batches |= {
                 name: Batch(rows, resident[name], counter, place) for name, rows in table.items()
@@ -215,3 +217,8 @@ class TrainingLoop:
     def _carried(self, state: TrainingState) -> Carried:
         """Returns the fields that change: each loop variable costs three operations per update."""
         return {name: getattr(state, name) for name in self._update.changing_fields}
+
+
+def _named(rows: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Returns a replica's rows by operations of its device."""
+    return {name: tf.identity(each) for name, each in rows.items()}

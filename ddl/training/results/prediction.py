@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ddl.data.batch import Batch
 from ddl.data.checks import data_errors
-from ddl.data.pipeline import Batch, BatchPipeline
+from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, DataError
 from ddl.microbatch import Microbatch

@@ -26,6 +26,7 @@ from ddl.distribution.timeouts import ClusterTimeouts
 from ddl.launcher.tasks import cluster_tasks, free_ports, tf_configs
 from ddl.precision import LossScale, set_precision
 from ddl.run import train
+from ddl.training.asynchronous.batches import WorkerBatches
 from tests.training import parity_cases
 
 
@@ -162,12 +163,12 @@ def overflows(strategy: tf.distribute.Strategy) -> Any:
 
 def refused(strategy: tf.distribute.Strategy) -> Any:
     """Returns the errors for data that cannot be sent to workers, and for predictions."""
-    source = ddl.data.RandomAccessSource(lambda indices: {"image": indices}, 10)
+    source = ddl.data.Source([{"image": 1.0}] * 10)
     trained = trainer(strategy, "float32")
     config.load(["configs/digits_mlp.gin"], [])
     placement = train.Placement(strategy, Communication())
     return [
-        _error(ddl.data.BatchPipeline(source, 5).packed_arrays),
+        _error(lambda: WorkerBatches(ddl.data.BatchPipeline(source, 5))),
         _error(lambda: trained.predict(np.zeros([2, 8, 8, 1]))),
         _error(lambda: train.run(placement, None, mode="predict", predictions="x.jsonl")),
     ]

@@ -23,7 +23,7 @@ def test_workers_read_the_bits_of_other_strategies(shuffle, weighted):
 
     @tf.function(autograph=False)
     def read(worker, rows, place, number):
-        return batches.batch(worker, rows, place, number)
+        return batches.batch(worker, batches.received(rows), place, number)
 
     worker = iter(batches.dataset())
     rows = batches.rows_of(2, 5)

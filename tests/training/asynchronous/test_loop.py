@@ -72,7 +72,7 @@ def test_two_workers():
     assert overflows["finite"]
     assert overflows["loss"] < 0.9
     of_source, *of_predictions = found["refused"]
-    assert "got RandomAccessSource. Write the data into TFRecord" in of_source
+    assert "they cannot read list. Pass arrays of numbers, or ddl.data.stream" in of_source
     for name, error in zip(("predict", "--mode=predict"), of_predictions, strict=True):
         assert error == (
             f"{name} does not run with parameter servers. Export the model, or restore a "

@@ -100,10 +100,10 @@ def test_an_error_of_the_task_in_the_loop_is_none_of_the_data():
 
 
 def test_data_that_fail_on_two_replicas_are_told():
-    images = IMAGES.astype("float64")
-    images[100] = np.nan
-    stream = tf.data.Dataset.from_tensor_slices((images, LABELS))
-    with pytest.raises(DataError, match="failed: Feature 'image' contains NaN"):
+    weights = np.ones(len(LABELS), np.float32)
+    weights[100] = np.nan
+    stream = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS, weights))
+    with pytest.raises(DataError, match="failed: Feature 'weight' must be a finite number"):
         make_trainer(make_strategy("mirrored", 2), stream).train(10)
 
 

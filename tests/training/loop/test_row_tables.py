@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from ddl.data import BatchPipeline, Source
-from ddl.data.pipeline import Batch
+from ddl.data.batch import Batch
 from ddl.random import batch_counter
 from ddl.training.loop import row_tables
 from ddl.training.loop.row_tables import RowTables

@@ -324,7 +324,7 @@ class OtherFeature(WithoutOutputs):
         (OtherFeature, DATA, DataError, "reads the feature 'pixels', but the data have only image"),
         (ddl.Classification, {"label": LABELS}, DataError, "reads the feature 'image'"),
         (ddl.Classification, IMAGES[:, :2], DataError, r"shape \(3,\), .* got \(2,\). Reshape"),
-        (ddl.Classification, "image", DataError, "Data of type str are not supported"),
+        (ddl.Classification, "image", DataError, "cannot be a str"),
         (ddl.Classification, True, ConfigError, "predict takes a data set, got True"),
     ],
 )
@@ -355,7 +355,8 @@ def named(*classes):
     ],
 )
 def test_given_data_of_another_form_are_refused(trainer, data, message, monkeypatch):
-    monkeypatch.setattr(trainer.pipelines[""].source, "classes", ("cat", "dog"), raising=False)
+    items = trainer.pipelines[""].source.items
+    monkeypatch.setattr(items, "class_names", ("cat", "dog"), raising=False)
     with pytest.raises(DataError, match=message):
         trainer.evaluate(data)
 

@@ -8,7 +8,8 @@ import keras
 import tensorflow as tf
 
 from ddl import microbatch
-from ddl.data.pipeline import Batch, BatchPipeline
+from ddl.data.batch import Batch
+from ddl.data.pipeline import BatchPipeline
 from ddl.errors import ConfigError
 from ddl.optimizers.groups import Group
 from ddl.random import batch_counter

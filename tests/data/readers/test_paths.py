@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddl.data.paths import found_files
+from ddl.data.readers.paths import found_files
 from ddl.errors import DataError
 
 

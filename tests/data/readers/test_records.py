@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from array_record.python.array_record_module import ArrayRecordWriter
 
-from ddl.data.records import array_records, tf_records
+from ddl.data.readers.records import array_records, tf_records
 from ddl.errors import ConfigError, DataError
 from tests.data.decoding import examples
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ddl.data.imagenet import imagenet
+from ddl.data.readers.imagenet import imagenet
 from ddl.errors import ConfigError, DataError
 from tests.data.decoding import examples
 

@@ -7,7 +7,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from ddl.data.table import table
+from ddl.data.readers.table import table
 from ddl.errors import ConfigError, DataError
 
 COLUMNS = {

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ddl.data.arrays import Arrays
-from ddl.data.paths import Paths, found_files
+from ddl.data.readers.paths import Paths, found_files
 from ddl.data.source import Source
 from ddl.errors import ConfigError, DataError, did_you_mean, installing
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ddl.data.image_folder import image_folder
+from ddl.data.readers.image_folder import image_folder
 from ddl.errors import ConfigError, DataError
 from tests.data.decoding import examples
 

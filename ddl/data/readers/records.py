@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
-from ddl.data.paths import Paths, found_files
+from ddl.data.readers.paths import Paths, found_files
 from ddl.data.source import Example, Source, first_line
 from ddl.errors import DataError, installing
 

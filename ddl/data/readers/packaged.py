@@ -9,8 +9,8 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from ddl.data.readers.tokens import tokens
 from ddl.data.source import Source
-from ddl.data.tokens import tokens
 from ddl.errors import ConfigError, DataError, check_choice
 
 Split: TypeAlias = Literal["train", "test"]
@@ -64,7 +64,7 @@ def penguins(split: Split, label: Literal["species", "body_mass"] = "species") -
 
     Args:
       split: "train" has 266 penguins, "test" the 67 held out.
-      label: What to predict. "species" is an integer from 0 to 2; "body_mass" is in kilograms.
+      label: The feature to predict. "species" is an integer from 0 to 2; "body_mass" is in kilograms.
 
     Returns:
       Features "numbers", float32 [4] (length and depth of the bill and length of the flipper in
@@ -235,7 +235,7 @@ def generator(seed: int, stream: int) -> np.random.Generator:
 
 def _content(name: str) -> bytes:
     """Returns a packaged file after checking its SHA-256."""
-    file = resources.files("ddl.data").joinpath("files", name)
+    file = resources.files("ddl.data.readers").joinpath("files", name)
     try:
         content = file.read_bytes()
     except OSError as error:

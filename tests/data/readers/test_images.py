@@ -9,7 +9,7 @@ import pytest
 from keras.src.backend import config as keras_config
 from keras.src.utils import file_utils
 
-from ddl.data.images import images, keras_dataset
+from ddl.data.readers.images import images, keras_dataset
 from ddl.errors import ConfigError, DataError
 
 

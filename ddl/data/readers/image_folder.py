@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from ddl.data.records import Decode
+from ddl.data.readers.records import Decode
 from ddl.data.source import Example, Source
 from ddl.errors import ConfigError, DataError, check_no_text
 

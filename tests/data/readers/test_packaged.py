@@ -4,7 +4,7 @@ from importlib import resources
 import numpy as np
 import pytest
 
-from ddl.data.packaged import digits, penguins, play, shapes, synthetic
+from ddl.data.readers.packaged import digits, penguins, play, shapes, synthetic
 from ddl.errors import ConfigError, DataError
 
 

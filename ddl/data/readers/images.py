@@ -10,8 +10,8 @@ from typing import Literal, get_args
 import keras
 import numpy as np
 
-from ddl.data.imagenet import imagenet
-from ddl.data.packaged import SPLITS, Split, digits, generator
+from ddl.data.readers.imagenet import imagenet
+from ddl.data.readers.packaged import SPLITS, Split, digits, generator
 from ddl.data.source import Source
 from ddl.errors import ConfigError, DataError, check_choice
 

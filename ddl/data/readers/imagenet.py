@@ -12,8 +12,8 @@ from typing import Literal
 
 import tensorflow as tf
 
-from ddl.data.image_folder import resized
-from ddl.data.records import tf_records
+from ddl.data.readers.image_folder import resized
+from ddl.data.readers.records import tf_records
 from ddl.data.source import Source
 from ddl.errors import ConfigError, DataError, check_choice
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from ddl.data.tokens import packed, token_lines, tokens
+from ddl.data.readers.tokens import packed, token_lines, tokens
 from ddl.errors import ConfigError, DataError
 
 LENGTH = 16
