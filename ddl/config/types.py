@@ -1,7 +1,7 @@
 """Type checks of bound values against annotations, by typeguard, before anything is built.
 
 Three rules are stricter than Python's: True is no number, a text no sequence, and `@name` without
-parentheses no value. What has no annotation passes.
+parentheses no value. An argument without annotation passes.
 """
 
 import inspect

@@ -23,7 +23,7 @@ class Arrays:
 
         Args:
           arrays: Arrays [n, …] by feature, or a tuple (x, y) or (x, y, weights) of such, where x
-            may be a dict. What is no array is converted by NumPy.
+            may be a dict. NumPy converts other values.
 
         Raises:
           DataError: If there are none; if their lengths differ; if an array is a scalar or has a

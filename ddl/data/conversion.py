@@ -1,4 +1,4 @@
-"""What users pass as data, made a `Source` or a `Stream`."""
+"""Conversion of the data that users pass into a `Source` or a `Stream`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

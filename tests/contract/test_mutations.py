@@ -164,16 +164,15 @@ def forget_the_row_of_a_microbatch(patch: Patch) -> None:
 
 
 def cut_microbatches_out_of_each_share(patch: Patch) -> None:
-    own_rows = BatchPipeline.own_rows
+    own_indices = BatchPipeline._own_indices
 
-    def mutated(self, strategy):
+    def mutated(self, first, count, workers):
         microbatches, self.microbatches = self.microbatches, 1
-        try:
-            return own_rows(self, strategy)
-        finally:
-            self.microbatches = microbatches
+        found = own_indices(self, first, count, workers)
+        self.microbatches = microbatches
+        return found
 
-    patch.setattr(BatchPipeline, "own_rows", mutated)
+    patch.setattr(BatchPipeline, "_own_indices", mutated)
 
 
 def add_the_penalty_on_each_replica(patch: Patch) -> None:

@@ -64,7 +64,7 @@ def penguins(split: Split, label: Literal["species", "body_mass"] = "species") -
 
     Args:
       split: "train" has 266 penguins, "test" the 67 held out.
-      label: The feature to predict. "species" is an integer from 0 to 2; "body_mass" is in kilograms.
+      label: The feature to predict: "species", an integer from 0 to 2, or "body_mass" in kilograms.
 
     Returns:
       Features "numbers", float32 [4] (length and depth of the bill and length of the flipper in
