@@ -45,6 +45,11 @@ _BEFORE_REASON = re.compile(
 )
 
 
+# tf.debugging.Assert writes its message in this form, with a backslash before each quote, and each
+# piece of it in brackets.
+_ASSERTED = re.compile(r"^assertion failed: \[(.*)\]$")
+
+
 def check_same_features(
     train: dict[str, tf.TensorSpec], evaluation: dict[str, tf.TensorSpec]
 ) -> None:
@@ -143,7 +148,7 @@ def data_errors(*sources: Any) -> Iterator[None]:
             if (found := source.undecodable()) is not None:
                 raise found from None
         reason = _NODE.split(text)[0].strip().splitlines()[-1].strip()
-        reason = _BEFORE_REASON.sub("", reason)
+        reason = _unescaped(_BEFORE_REASON.sub("", reason))
         if beyond := _BEYOND_TABLE.search(text):
             value, rows, node = beyond.groups()
             reason += (
@@ -167,6 +172,14 @@ def _of_reader(source: Any) -> Exception:
         f"{source.name} could not be read: {type(error).__name__}: {error}. Correct its data or "
         "its reader."
     )
+
+
+def _unescaped(reason: str) -> str:
+    """Returns the message of an assertion as it was written; others as they are."""
+    asserted = _ASSERTED.match(reason)
+    if asserted is None:
+        return reason
+    return re.sub(r"\\(['\"\\])", r"\1", asserted[1].replace("] [", ""))
 
 
 def _layer(node: str) -> str:

@@ -70,7 +70,7 @@ UNFIT = [
     ([SET], "D must be one data set, got 1: .*Dataset"),
     ({"x": SOURCE, "y": X}, "D must be one data set, got 1: Source. .*by name"),
     (None, "NoneType has no __len__. .*\n  in D$"),
-    ("data.csv", "Item 0 of str must be a dict of features.*\n  in D$"),
+    ("data.csv", "cannot be a str"),
     (X, "Item 0 of ndarray must be a dict of features.*(\n.*)*\n  in D$"),
     ({}, "must be a dict of features.*\n  in D$"),
     ({"a": {"x": X}}, "Feature 'a' of The data is a dict of x. Put .*\n  in D$"),
