@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from ddl.devices.path import path_of
 from ddl.microbatch import is_compiled
 
 
@@ -26,7 +27,8 @@ class Batch(NamedTuple):
 
 def row_of(batch: Batch) -> dict[str, tf.Tensor]:
     """Returns an update's row of a table."""
-    if batch.place.dtype == tf.int32:  # on the host: the rows are a view
+    on_host = batch.place.dtype == tf.int32 or not path_of().places_order
+    if on_host and not is_compiled():  # the rows are a view
         return {name: rows[batch.place] for name, rows in batch.rows.items()}
     # A slice would read the place on the host, and so make the host wait for a GPU.
     return {name: tf.gather(rows, batch.place) for name, rows in batch.rows.items()}
