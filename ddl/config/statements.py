@@ -135,7 +135,7 @@ class Reader:
         self._folders = [
             ".",
             *search_path,
-            *(str(PACKAGE / x) for x in ("", "configs", "../configs")),
+            *(str(PACKAGE / x) for x in ("", "configs", "..", "../configs")),
         ]
 
     def file(self, name: str, at: Location | None = None) -> Iterator[Binding | Import]:

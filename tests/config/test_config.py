@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from ddl import config
+from ddl.config import statements
 from ddl.errors import ConfigError
 from tests.config.items import Color
 
@@ -197,6 +198,12 @@ def test_macros_that_nothing_refers_to_are_told_at_once(write):
     ):
         config.load([run], allowed_unused=[])
     config.load([run], allowed_unused=["RATES", "TRAIN_*"])
+
+
+@pytest.mark.parametrize("name", ["digits_cnn.gin", "configs/digits_cnn.gin"])
+def test_a_config_of_ddl_is_found_from_any_folder(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert any("GLOBAL_BATCH_SIZE" in str(one) for one in statements.Reader().file(name))
 
 
 def test_a_file_is_read_once(write):
