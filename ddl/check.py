@@ -2,18 +2,19 @@
 
   python -m ddl.check --gin_file=configs/digits_cnn.gin
 
-The task of the config makes three updates on 1, 2 and 4 virtual CPU devices with 1 and 2
-microbatches each, in float64, on its first examples. One run resumes from a checkpoint in a fresh
-process. The command compares all values and names the first one that differs, with its likely cause
-and the remedy. It reads and writes no --model_dir.
+The task of the config makes three updates on 1, 2 and 4 virtual CPU devices and with central
+storage, in float64, on its first examples. A new process resumes one run from a checkpoint. The
+command compares losses, metrics and variables after each update, and names the first one that
+differs, with its likely cause and the remedy. It reads and writes no --model_dir.
 
 Exit status:
   0    The task computes the same everywhere.
   1    It does not, or the flags or the config have an error.
   70   Any other error: a bug, shown with its traceback, or a failure of the system.
-  130  The command was interrupted; 143 if by SIGTERM.
+  130  The command was interrupted; 75 or 143 if by SIGTERM.
 """
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -32,17 +33,14 @@ def run(argv: Sequence[str] | None = None) -> None:
     with exiting_on_errors("ddl check"):
         values = config_flags()
         parse(values, argv, __doc__)
-        # Else a SIGTERM would leave processes and their folder behind.
+        # Else a SIGTERM would leave a process and its folder behind.
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-        # NumPy and gin take a while to import, so the flags are checked before.
-        from ddl.checking import check_config
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # hides TensorFlow's start-up messages
+        # TensorFlow takes a while to import, so the flags are checked before.
+        from ddl.checking import TrainerOfConfig, check
 
-        report = check_config(
-            values.gin_file,
-            values.gin_param or (),
-            values.gin_search_path or (),
-            values.gin_allow_unused,
-        )
+        parts = (values.gin_file, values.gin_param, values.gin_search_path, values.gin_allow_unused)
+        report = check(TrainerOfConfig(*(tuple(part or ()) for part in parts)))
         print(printable(str(report)))
         sys.exit(0 if report.same else 1)
 

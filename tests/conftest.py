@@ -4,9 +4,7 @@ import dataclasses
 import gc
 import itertools
 import os
-import subprocess
 import time
-import types
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.pop("COLUMNS", None)  # else commands wrap their lines; pytest's workers set it
@@ -18,14 +16,12 @@ import tensorflow as tf
 from tensorflow.python.framework import ops
 
 from ddl import output
-from ddl.checking import processes
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.devices import path as device_path
 from ddl.distribution.communication import Communication, cross_device_ops
 from ddl.microbatch import Microbatch
 from ddl.random import batch_counter
 from ddl.training.checks.row_independence import RowIndependence
-from tests.processes import forked
 
 # What was imported stays. Searching it for garbage takes 5% of the time of all tests.
 gc.collect()
@@ -228,13 +224,6 @@ for_each_kind_on_two = pytest.mark.parametrize("strategy", KINDS_ON_TWO, indirec
 
 
 @pytest.fixture
-def forked_checks(monkeypatch):
-    """Forks the processes of `ddl.checking` from one that has loaded TensorFlow."""
-    forks = types.SimpleNamespace(Popen=forked.Popen, PIPE=subprocess.PIPE)
-    monkeypatch.setattr(processes, "subprocess", forks)
-
-
-@pytest.fixture
 def rows_checked_on_one_device(monkeypatch):
     """Checks the independence of rows only in trainers of one replica.
 
@@ -244,7 +233,7 @@ def rows_checked_on_one_device(monkeypatch):
     check = RowIndependence.check
 
     def check_on_one(self, *arguments):
-        if len(self._strategy.extended.worker_devices) == 1:  # ddl.check watches the other property
+        if len(self._strategy.extended.worker_devices) == 1:
             check(self, *arguments)
 
     monkeypatch.setattr(RowIndependence, "check", check_on_one)

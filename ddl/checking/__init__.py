@@ -1,20 +1,15 @@
-"""Check that a task computes the same on any number of replicas and microbatches.
+"""Check that a task computes the same on any number of devices, and after a resume.
 
     from ddl.checking import check
 
-    check("my_package.my_module:make_trainer").raise_if_different()
+    report = check(make_trainer)
+    assert report.same, report
 
-The processes of the check import TensorFlow; this process does not.
+`make_trainer` takes a `tf.distribute.Strategy` and returns a new `ddl.Trainer`.
 """
 
-from ddl.checking.checked import check, check_all, check_config
-from ddl.checking.report import ComputationDiffers, Difference, Report
+from ddl.checking.checked import check
+from ddl.checking.from_config import TrainerOfConfig
+from ddl.checking.report import Difference, Report
 
-__all__ = [
-    "ComputationDiffers",
-    "Difference",
-    "Report",
-    "check",
-    "check_all",
-    "check_config",
-]
+__all__ = ["Difference", "Report", "TrainerOfConfig", "check"]

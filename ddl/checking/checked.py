@@ -1,114 +1,262 @@
-"""The check of one task, or of several at once."""
+"""The check of a task: the same updates on 1, 2 and 4 devices, and after a resume.
 
-import shutil
+All runs but the resumed one take place in this process, each with a trainer of its own.
+"""
+
+import math
+import multiprocessing
+import pickle
 import tempfile
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
 
-from ddl.checking.configurations import ONE
-from ddl.checking.processes import record
-from ddl.checking.report import Report, report_on
-from ddl.errors import ConfigError
+import keras
+import tensorflow as tf
+
+from ddl.checking.comparison import Value, compare, values_of
+from ddl.checking.report import ONE, RESUMED, TWO, Difference, Place, Report, cause_of
+from ddl.config.registry import user_packages
+from ddl.distribution.devices import configure_devices
+from ddl.errors import ConfigError, DdlError, TrainingInterrupted, check_takes
+from ddl.precision import set_numerics
+from ddl.run.fit import fit
+from ddl.tasks.parts import layers_of
+from ddl.training.trainer import Trainer
+from ddl.user_code import message_of, place_of
+
+UPDATES = 3
+"""Updates of each run; data that are cut have padding in the batch of the last one."""
+
+MakeTrainer = Callable[[tf.distribute.Strategy], Trainer]
+
+_TOLERANCES = {8: 1e-9, 4: 1e-4, 2: 5e-2}
+"""Tolerated relative differences, by the bytes of the narrowest dtype of a layer."""
+
+FOUR = Place("4 devices", 4)
+CENTRAL = Place("central storage on 2 devices", 2)
+PLACES = (TWO, FOUR, CENTRAL)
+"""What is compared with one device; the resumed run follows."""
+
+SEED = 1
 
 
-def check(factory: str) -> Report:
-    """Checks that a task computes the same on any number of replicas and microbatches.
+def check(make_trainer: MakeTrainer) -> Report:
+    """Checks that a task computes the same on any number of devices, and after a resume.
 
-    The task makes three updates on 1, 2 and 4 virtual CPU devices with 1 and 2 microbatches each,
-    on its first examples, so that the last batch has padding. A run resumes in a fresh process,
-    where it must compute the same bits. All runs compute in float64, in processes of their own.
+    The task makes three updates on 1, 2 and 4 virtual CPU devices and with central storage, in
+    float64. After each one, figures and variables are compared. The third update is made again by a
+    new process that resumes from a checkpoint, which must compute the same bits.
+
+    Call it before TensorFlow has started: it splits the CPU. It clears Keras's session.
 
     Args:
-      factory: Name of a function in a module, such as "my_package.my_module:make_trainer". It is
-        called as function(strategy=…, accumulation_steps=…) under the strategy's scope, and
-        returns a new `ddl.Trainer`. It must pass both arguments on to the trainer.
+      make_trainer: Function of a module. It is called with a `tf.distribute.Strategy`, in its
+        scope, and returns a new `ddl.Trainer`; the task must be built anew in each call. With data
+        of 2.5 batches the last update has padding.
 
     Returns:
-      The report, with the first difference of each configuration.
+      The report, with the first difference of each place.
 
     Raises:
-      ConfigError: If the function cannot be imported, or makes no such trainer.
-
-    Example:
-      >>> def test_my_step():
-      ...     check("my_tasks:gan").raise_if_different()
+      ConfigError: If the function makes no such trainer, or the task fails on one device.
+      DdlError: If ddl refuses the task on one device.
     """
-    return check_all([factory])[factory]
-
-
-def check_all(factories: Sequence[str]) -> dict[str, Report]:
-    """Checks several tasks in the same processes, which saves the imports of TensorFlow.
-
-    Args:
-      factories: As the argument of `check`.
-
-    Raises:
-      ConfigError: As `check`.
-    """
-    for factory in factories:
-        _check_name(factory)
-    reports = _checked([{"factory": factory} for factory in factories])
-    return dict(zip(factories, reports, strict=True))
-
-
-def _check_name(factory: Any) -> None:
-    """Raises ConfigError unless a factory is the name of a function that processes can import."""
-    takes = 'check takes the name of a function in a module, such as "my_tasks:gan", got '
-    if not isinstance(factory, str):
-        raise ConfigError(
-            f"{takes}{factory!r:.80}. The check calls the function in processes of its own, which "
-            "import it by its name."
-        )
-    module, _, name = factory.partition(":")
-    if not module or not name.isidentifier():
-        raise ConfigError(f"{takes}{factory!r}.")
-    if module == "__main__":
-        raise ConfigError(
-            f"{takes}{factory!r}, a function of this program or notebook, which the processes of "
-            "the check cannot import. Write it into a file, such as my_tasks.py."
-        )
-
-
-def check_config(
-    files: Sequence[str],
-    params: Sequence[str] = (),
-    search_path: Sequence[str] = (),
-    allow_unused: Sequence[str] = (),
-) -> Report:
-    """Checks the task of a config, as `check` does.
-
-    Args:
-      files: The gin files.
-      params: Further bindings.
-      search_path: Folders to search for the files.
-      allow_unused: Names of bindings that may go unused.
-
-    Raises:
-      ConfigError: If the config cannot be loaded, or binds PER_REPLICA_BATCH_SIZE.
-    """
-    gin = {
-        "files": list(files),
-        "params": list(params),
-        "search_path": list(search_path),
-        "allow_unused": list(allow_unused),
-    }
-    (report,) = _checked([{"gin": gin}])
-    return report
-
-
-def _checked(jobs: Sequence[Mapping[str, Any]]) -> list[Report]:
-    # Not a TemporaryDirectory, which a fork of this process would remove at its end.
-    folder = Path(tempfile.mkdtemp(prefix="ddl-check-"))
+    check_takes("check.make_trainer", make_trainer, ("strategy",))
+    _check_importable(make_trainer)
+    configure_devices(num_virtual_devices=FOUR.devices)
+    precision = keras.config.floatx(), keras.config.dtype_policy()
     try:
-        recordings = record(jobs, folder)
+        with tempfile.TemporaryDirectory(prefix="ddl-check-") as folder:
+            return _checked(make_trainer, folder)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    for of_job in recordings:
-        batch = of_job[ONE].batch_size
-        if batch is not None and batch % 2:
-            raise ConfigError(
-                f"The global batch size must be even to be divided among replicas, got {batch}. "
-                "Check the task with a batch of 16."
-            )
-    return [report_on(of_job) for of_job in recordings]
+        keras.config.set_floatx(precision[0])
+        keras.config.set_dtype_policy(precision[1])
+
+
+def _checked(make_trainer: MakeTrainer, folder: str) -> Report:
+    first = run(make_trainer, ONE)
+    if isinstance(first, str):
+        raise ConfigError(
+            f"The task fails on one device, in float64: {first}\nIf dtypes differ, cast to that of "
+            "a tensor, as in tf.cast(noise, x.dtype)."
+        )
+    places = [place for place in PLACES if place != FOUR or not first.batch % FOUR.devices]
+    runs: dict[Place, Run | str] = {}
+    resuming = None
+    try:
+        for place in places:
+            runs[place] = run(make_trainer, place, folder if place == TWO else None)
+            if place == TWO and isinstance(runs[TWO], Run):
+                resuming = Resuming(make_trainer, folder)
+        if resuming is not None:
+            runs[RESUMED] = resuming.result()
+    finally:
+        if resuming is not None:
+            resuming.end()
+    return _report(make_trainer, first, runs)
+
+
+class Run(NamedTuple):
+    """A run of a task.
+
+    Attributes:
+      task: Name of the task's class.
+      batch: Largest number that divides the microbatches of all sources.
+      itemsize: Bytes of the narrowest dtype of a layer.
+      steps_per_epoch: Updates of an epoch, if known.
+      values: The values after each update, in the order of the computation.
+    """
+
+    task: str
+    batch: int
+    itemsize: int
+    steps_per_epoch: int | None
+    values: Sequence[Value]
+
+
+def run(make_trainer: MakeTrainer, place: Place, folder: str | None = None) -> Run | str:
+    """Makes the updates of a run.
+
+    Args:
+      make_trainer: See `check`.
+      place: Where it computes; `RESUMED` makes the last update alone.
+      folder: Directory for the checkpoints before the last update, or of those to resume from.
+
+    Returns:
+      The run, or the error that ended it.
+
+    Raises:
+      DdlError: If a signal asked to stop, or ddl refuses the task on one device.
+    """
+    try:
+        return _run(make_trainer, place, folder)
+    except DdlError as error:
+        if place == ONE or isinstance(error, TrainingInterrupted):
+            raise
+        return str(error)
+    except Exception as error:
+        where = place_of(error, user_packages())
+        lines = message_of(error).splitlines()[:8]
+        return "\n".join([*lines, *([where.note] if where else [])])
+
+
+def _run(make_trainer: MakeTrainer, place: Place, folder: str | None) -> Run:
+    keras.utils.clear_session()  # layers get the same names in each run
+    set_numerics("float64", SEED)
+    strategy = _strategy(place)
+    with strategy.scope():
+        trainer = make_trainer(strategy)
+    if not isinstance(trainer, Trainer) or trainer.step:
+        raise ConfigError(f"make_trainer must return a new ddl.Trainer, got {trainer!r:.80}.")
+    values: list[Value] = []
+    for update in range(UPDATES if place == RESUMED else 1, UPDATES + 1):
+        writes = place == RESUMED or update < UPDATES
+        model_dir = folder if writes else None
+        fit(trainer, model_dir, train_steps=update, log_every=1, progress=False)
+        values += values_of(trainer, update)
+    sizes = trainer.global_batch_size
+    sizes = sizes.values() if isinstance(sizes, Mapping) else [sizes]
+    dtypes = [tf.as_dtype(layer.compute_dtype) for layer in layers_of(trainer.task)]
+    return Run(
+        type(trainer.task).__name__,
+        math.gcd(*sizes) // trainer.accumulation_steps,
+        min((dtype.size for dtype in dtypes), default=8),
+        trainer.steps_per_epoch,
+        values,
+    )
+
+
+def _strategy(place: Place) -> tf.distribute.Strategy:
+    devices = [f"CPU:{number}" for number in range(place.devices)]
+    if place == ONE:
+        return tf.distribute.OneDeviceStrategy(devices[0])
+    if place == CENTRAL:
+        return tf.distribute.experimental.CentralStorageStrategy(devices, devices[0])
+    # TensorFlow's own choice has collectives, whose keys repeat in a second strategy.
+    one_device = tf.distribute.ReductionToOneDevice()
+    return tf.distribute.MirroredStrategy(devices, cross_device_ops=one_device)
+
+
+class Resuming:
+    """A process that restores the checkpoint of two devices and makes the last update."""
+
+    def __init__(self, make_trainer: MakeTrainer, folder: str):
+        """Starts the process; it ends with this one."""
+        context = multiprocessing.get_context("spawn")
+        self._receiver, sender = context.Pipe(duplex=False)
+        arguments = (make_trainer, folder, sender)
+        self._process = context.Process(target=_resume, args=arguments, daemon=True)
+        self._process.start()
+        sender.close()
+
+    def result(self) -> Run | str:
+        """Waits for the run, and returns it or the error that ended it."""
+        try:
+            return self._receiver.recv()
+        except EOFError:
+            self._process.join()
+            return f"The process ended with status {self._process.exitcode}; see its output above."
+
+    def end(self) -> None:
+        """Ends the process, if it still runs."""
+        self._process.kill()
+        self._process.join()
+
+
+def _resume(make_trainer: MakeTrainer, folder: str, sender: Connection) -> None:
+    configure_devices(num_virtual_devices=FOUR.devices)
+    sender.send(run(make_trainer, RESUMED, folder))
+
+
+def _report(make_trainer: MakeTrainer, first: Run, runs: Mapping[Place, "Run | str"]) -> Report:
+    tolerance = _TOLERANCES[first.itemsize]
+    found, differences, values, largest = {}, [], 0, 0.0
+    for place, one in runs.items():
+        if isinstance(one, str):
+            differences.append(Difference(place, "error", message=one))
+            continue
+        expected, tolerated = first.values, tolerance
+        if place == RESUMED:
+            of_two = runs[TWO]
+            assert isinstance(of_two, Run)
+            expected, tolerated = [v for v in of_two.values if v.update == UPDATES], 0.0
+        found[place], most = compare(expected, one.values, tolerated)
+        values, largest = values + len(expected), max(largest, most)
+    repeats = True
+    if any(one is not None for place, one in found.items() if place != RESUMED):
+        again = run(make_trainer, ONE)
+        repeats = isinstance(again, Run) and not compare(first.values, again.values, tolerance)[0]
+    padded = UPDATES if first.steps_per_epoch == UPDATES else None
+    for place, one in found.items():
+        if one is not None:
+            cause = cause_of(one, place, repeats, padded)
+            differences.append(Difference(place, cause, one))
+    differences.sort(key=lambda difference: difference.order)
+    return Report(first.task, differences, list(runs), values, largest, _notes(first))
+
+
+def _notes(first: Run) -> list[str]:
+    notes = []
+    if first.batch % FOUR.devices:
+        notes.append(f"{FOUR.name} were not checked: they do not divide {first.batch} rows.")
+    if first.steps_per_epoch is None or first.steps_per_epoch > UPDATES:
+        notes.append("No batch with padding was checked. Check with arrays of 2.5 batches.")
+    if first.itemsize < 8:
+        rounding = _TOLERANCES[first.itemsize]
+        notes.append(f"A layer computes in a narrower dtype, so {rounding} counted as rounding.")
+    return notes
+
+
+def _check_importable(make_trainer: Any) -> None:
+    """Raises ConfigError unless another process can import the function."""
+    try:
+        pickle.dumps(make_trainer)
+        is_importable = getattr(make_trainer, "__module__", "") != "__main__"
+    except (pickle.PicklingError, AttributeError, TypeError):
+        is_importable = False
+    if not is_importable:
+        raise ConfigError(
+            "check.make_trainer must be a function of a module, which a new process can import to "
+            f"resume, got {make_trainer!r:.80}. Write it into a file."
+        )

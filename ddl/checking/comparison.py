@@ -1,248 +1,135 @@
-"""The first value, in the order of the computation, in which two runs differ."""
+"""The values of a run in the order of the computation, and the first one in which two differ."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ddl.checking.recording import OF_ROWS, Key, Part, Recording
+from ddl.figures import EXAMPLES_PER_SECOND
+from ddl.tasks.parts import layers_of, own_variables_of
+from ddl.training.trainer import Trainer
 
-_TOLERANCES = {8: 1e-9, 4: 1e-4, 2: 5e-2}
-"""Tolerated relative differences, by the bytes of the narrowest dtype so far."""
+_NO_FIGURES = ("step", "epoch", "split", EXAMPLES_PER_SECOND)
+_OF_KIND = 1e-2
+"""A value counts as at least this share of the largest one of its kind.
 
-_OF_GROUP = 1e-3
-"""A value counts as at least this share of the largest one of its stage.
-
-The exact value of some gradients is zero, such as of a bias before BatchNormalization. Their
-computed values are rounding.
+The exact gradient of some weights is zero, such as of a bias before BatchNormalization. An
+optimizer that divides by the gradient's size makes rounding of such a weight.
 """
 
-_LEAST = 1e-6
 
-# Stages of one call that count their positions separately, in their order; all others come first.
-_PHASES = {"sums": 1, "gradients": 2, "updated weights": 3}
+class Value(NamedTuple):
+    """A value after an update.
 
-_Pairs = list[tuple[np.ndarray, np.ndarray]]
+    Attributes:
+      update: Number of the update, from 1.
+      kind: "train figure", "weight", "layer's variable", which is not trained, "task's variable",
+        which is in no layer, or "eval figure".
+      name: Name of the figure, or path of the variable.
+      copies: float64, one for each replica; of a figure only one.
+    """
+
+    update: int
+    kind: str
+    name: str
+    copies: list[np.ndarray]
 
 
 class Found(NamedTuple):
     """A value that differs.
 
     Attributes:
-      key: The value.
-      size: The largest difference, relative to the largest value.
+      place: Place of the value in the order of the computation.
+      value: The value of the other run.
+      size: The largest difference, relative to the largest entry; infinite if the runs compute
+        different values here, or one is not finite.
       expected: The entry of the reference where the difference is largest.
       got: The same entry of the other run.
-      row: Position of the entry's example in the batch; None for values without rows.
-      ratio: The other value divided by the reference, if that is one number; else None.
-      is_missing: Whether only one of the runs computed the value.
-      order: Place of the value in the order of the computation.
     """
 
-    key: Key
+    place: int
+    value: Value
     size: float
-    expected: float
-    got: float
-    row: int | None = None
-    ratio: float | None = None
-    is_missing: bool = False
-    order: tuple[int, ...] = ()
+    expected: float = math.nan
+    got: float = math.nan
 
 
-class Compared(NamedTuple):
-    """The result of a comparison.
+def values_of(trainer: Trainer, update: int) -> list[Value]:
+    """Returns figures and variables after an update. Eager, cross-replica context."""
+    figures: dict[str, list[Value]] = {"train": [], "eval": []}
+    for row in trainer.history:
+        if row["step"] == update:
+            figures[row["split"]] += [
+                Value(update, f"{row['split']} figure", name, [np.float64(row[name])])
+                for name in row
+                if name not in _NO_FIGURES
+            ]
+    layers = layers_of(trainer.task)
+    # `weights` leaves out the states of seed generators, which belong to a replica.
+    weights = {id(w): w for layer in layers for w in layer.weights}.values()
+    own = own_variables_of(trainer.task, layers)
+    numeric = [v for v in own if v.dtype.is_floating or v.dtype.is_integer or v.dtype.is_bool]
+    copies = trainer.strategy.experimental_local_results
+    named: list[tuple[str, str, Any]] = [
+        *(("weight", w.path, w.value) for w in weights if w.trainable),
+        *(("layer's variable", w.path, w.value) for w in weights if not w.trainable),
+        *(("task's variable", v.name, v) for v in numeric),
+    ]
+    variables = [
+        Value(update, kind, name, [np.asarray(one, np.float64) for one in copies(variable)])
+        for kind, name, variable in named
+    ]
+    return [*figures["train"], *variables, *figures["eval"]]
 
-    Attributes:
-      found: The first difference; None if there is none.
-      values: Number of values that were compared.
-      largest: The largest relative difference of floats that counts as rounding.
-    """
 
-    found: Found | None
-    values: int
-    largest: float
-
-
-def compare(reference: Recording, other: Recording, exact: bool = False) -> Compared:
-    """Compares two runs.
+def compare(
+    expected: Sequence[Value], got: Sequence[Value], tolerance: float
+) -> tuple[Found | None, float]:
+    """Compares the values of two runs.
 
     Args:
-      reference: The run with the expected values.
-      other: The other run; values of updates that it did not make are left out if `exact`.
-      exact: Whether the values must be equal to the bit, as after a resume.
-    """
-    place = _places([*reference.values, *other.values])
-    made = {key.update for key in (other.values if exact else reference.values)}
-    keys = sorted((key for key in reference.values if key.update in made), key=place)
-    groups = _groups(reference, keys)
-    weights = _weights(reference, keys)
-    narrowest, count, largest = 8, 0, 0.0
-    found: Found | None = None
-    for key in keys:
-        expected, got = reference.values[key], other.values.get(key)
-        pairs, axis = (None, None) if got is None else paired(expected, got)
-        if got is None or pairs is None:
-            found = Found(key, np.inf, np.nan, np.nan, is_missing=True, order=place(key))
-            break
-        dtypes = [part.value.dtype for part in (*expected, *got)]
-        if key.stage in ("layer", "loss") and dtypes[0].kind not in "biu":
-            narrowest = min(narrowest, *(dtype.itemsize for dtype in dtypes))
-        tolerance = 0.0 if exact else _TOLERANCES[narrowest]
-        count += 1
-        keep = None
-        if axis is not None and key.stage in OF_ROWS and not exact:
-            keep = weights.get((key.update, key.call, key.turn))
-        worst, size = _worst(key, pairs, axis, keep, groups[_group(key)], tolerance)
-        if worst is not None:
-            found = worst._replace(order=place(key))
-            break
-        largest = max(largest, size)
-    extra = min(
-        (key for key in other.values if key not in reference.values), key=place, default=None
-    )
-    if extra is not None and (found is None or place(extra) < found.order):
-        found = Found(extra, np.inf, np.nan, np.nan, is_missing=True, order=place(extra))
-    return Compared(found, count, largest)
-
-
-def paired(expected: Sequence[Part], got: Sequence[Part]) -> tuple[_Pairs | None, int | None]:
-    """Returns the arrays to compare, and the axis of the rows.
-
-    Parts of a batch are joined along the axis in which they are smaller than the reference, in the
-    order of their rows. Values of the same shape in all parts, such as weights, are compared one
-    by one.
+      expected: The values of the reference.
+      got: Those of the other run.
+      tolerance: Largest relative difference that counts as rounding; 0 compares bits.
 
     Returns:
-      Pairs of arrays, None if the shapes do not fit; and the axis, None without rows.
+      The first value that differs, None if there is none; and the largest relative difference
+      before it.
     """
-    expected = sorted(expected, key=lambda part: (part.first_row, part.replica))
-    got = sorted(got, key=lambda part: (part.first_row, part.replica))
-    shapes = [{part.value.shape for part in parts} for parts in (expected, got)]
-    if len(shapes[0]) > 1 or len(shapes[1]) > 1:
-        return None, None
-    (first,), (second,) = shapes
-    if first == second:
-        if len(expected) == len(got):
-            return [(a.value, b.value) for a, b in zip(expected, got, strict=True)], None
-        return [(expected[0].value, part.value) for part in (*expected[1:], *got)], None
-    if len(first) != len(second):
-        return None, None
-    axes = [a for a, (own, other) in enumerate(zip(first, second, strict=True)) if own != other]
-    if len(axes) > 1 or first[axes[0]] * len(expected) != second[axes[0]] * len(got):
-        return None, None
-    whole = [np.concatenate([p.value for p in parts], axes[0]) for parts in (expected, got)]
-    return [(whole[0], whole[1])], axes[0]
+    largest: dict[str, float] = {}
+    for one in expected:
+        largest[one.kind] = max(largest.get(one.kind, 0.0), _size(one.copies[0]))
+    most = 0.0
+    for place, (first, second) in enumerate(itertools.zip_longest(expected, got)):
+        if first is None or second is None or first[:3] != second[:3]:
+            return Found(place, second or first, math.inf), most
+        found = _worst(place, first, second, _OF_KIND * largest[first.kind])
+        if found.size > tolerance:
+            return found, most
+        most = max(most, found.size)
+    return None, most
 
 
-def _worst(
-    key: Key,
-    pairs: _Pairs,
-    axis: int | None,
-    weights: np.ndarray | None,
-    of_group: float,
-    tolerance: float,
-) -> tuple[Found | None, float]:
-    """Returns the largest difference of a value, and its size if it counts as rounding."""
-    largest, worst = 0.0, None
-    for expected, got in pairs:
-        if axis is not None and weights is not None and len(weights):
-            kept = _kept(weights, expected.shape[axis])
-            if kept is not None:
-                expected, got = (np.compress(kept, x, axis) for x in (expected, got))
-        if not expected.size:
-            continue
-        if expected.dtype.kind in "biu":
-            distance = (expected != got).astype(float)
-            scale, tolerated = 1.0, 0.0
-        else:
-            expected, got = expected.astype(np.float64), got.astype(np.float64)
-            distance = _distance(expected, got)
-            finite = np.abs(expected[np.isfinite(expected)])
-            scale = max(finite.max(initial=0.0), _OF_GROUP * of_group, _LEAST)
-            tolerated = tolerance
-        size = float(distance.max()) / scale
-        if size > tolerated and (worst is None or size > worst.size):
-            place = np.unravel_index(int(np.argmax(distance)), distance.shape)
-            worst = Found(
-                key,
-                size,
-                float(expected[place]),
-                float(got[place]),
-                None if axis is None else int(place[axis]),
-                _ratio(expected, got),
-            )
-        elif size <= tolerated:
-            largest = max(largest, size)
-    return worst, largest
+def _worst(place: int, expected: Value, got: Value, least: float) -> Found:
+    """Returns the largest difference between the reference's first copy and all others."""
+    first = expected.copies[0]
+    scale = max(_size(first), least) or 1.0
+    worst = Found(place, got, 0.0)
+    for copy in (*expected.copies[1:], *got.copies):
+        if copy.shape != first.shape:
+            return Found(place, got, math.inf)
+        with np.errstate(invalid="ignore"):
+            apart = np.abs(copy - first)
+        apart = np.where((copy == first) | (np.isnan(copy) & np.isnan(first)), 0.0, apart)
+        apart = np.where(np.isnan(apart), math.inf, apart) / scale
+        if apart.size and apart.max() > worst.size:
+            at = np.unravel_index(apart.argmax(), apart.shape)
+            worst = Found(place, got, float(apart[at]), float(first[at]), float(copy[at]))
+    return worst
 
 
-def _kept(weights: np.ndarray, length: int) -> np.ndarray | None:
-    """Returns which entries along an axis belong to examples that count, bool [length]."""
-    if length % len(weights):
-        return None
-    return np.repeat(weights > 0, length // len(weights))
-
-
-def _distance(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    with np.errstate(invalid="ignore", over="ignore"):
-        distance = np.abs(one - other)
-    same = (one == other) | (np.isnan(one) & np.isnan(other))
-    return np.where(same, 0.0, np.nan_to_num(distance, nan=np.inf, posinf=np.inf))
-
-
-def _ratio(expected: np.ndarray, got: np.ndarray) -> float | None:
-    """Returns the number by which all entries are multiplied; None if there is none."""
-    expected, got = np.ravel(expected).astype(float), np.ravel(got).astype(float)
-    norm = float(np.dot(expected, expected))
-    if not np.isfinite(norm) or norm == 0 or not np.isfinite(got).all():
-        return None
-    ratio = float(np.dot(expected, got)) / norm
-    close = np.abs(got - ratio * expected).max() <= 1e-6 * max(np.abs(got).max(), 1e-300)
-    return ratio if close and ratio != 0 else None
-
-
-def _group(key: Key) -> tuple[int, int, str]:
-    return key.update, key.call, key.stage
-
-
-def _groups(recording: Recording, keys: Iterable[Key]) -> dict[tuple[int, int, str], float]:
-    """Returns the largest absolute value of each stage of each call."""
-    found: dict[tuple[int, int, str], float] = {}
-    for key in keys:
-        for part in recording.values[key]:
-            if part.value.dtype.kind not in "biu" and part.value.size:
-                values = np.abs(part.value.astype(np.float64))
-                own = float(values[np.isfinite(values)].max(initial=0.0))
-                found[_group(key)] = max(found.get(_group(key), 0.0), own)
-            else:
-                found.setdefault(_group(key), 0.0)
-    return found
-
-
-def _weights(recording: Recording, keys: Iterable[Key]) -> dict[tuple[int, int, int], np.ndarray]:
-    """Returns the weights of the examples in each call; 0 for padding."""
-    return {
-        (key.update, key.call, key.turn): np.concatenate(
-            [p.value for p in sorted(recording.values[key], key=lambda part: part.first_row)]
-        )
-        for key in keys
-        if key.stage == "rows" and key.name == "weight"
-    }
-
-
-def _places(keys: Iterable[Key]) -> Callable[[Key], tuple[int, ...]]:
-    """Returns a function that gives the place of a key in the order of the computation.
-
-    Neighbouring calls that are made several times in an update are those of a loop: all calls of
-    one turn come before the next turn.
-    """
-    repeated = {(key.update, key.call) for key in keys if key.turn}
-
-    def place(key: Key) -> tuple[int, ...]:
-        start = key.call
-        while {(key.update, start), (key.update, start - 1)} <= repeated:
-            start -= 1
-        phase = _PHASES.get(key.stage, 0)
-        return key.update, start, key.turn, key.call, phase, key.position
-
-    return place
+def _size(array: np.ndarray) -> float:
+    """Returns the largest finite entry of an array, without its sign."""
+    return float(np.max(np.abs(array), initial=0.0, where=np.isfinite(array)))

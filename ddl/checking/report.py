@@ -1,98 +1,144 @@
-"""The findings of a check, as values and as text."""
+"""The findings of a check: the first difference in each place, its likely cause, and the text."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
-import numpy as np
+from ddl.checking.comparison import Found
 
-from ddl.checking.causes import Case, Cause, cause_of
-from ddl.checking.comparison import Compared, compare
-from ddl.checking.configurations import ALL, ONE, RESUMED, WRITER, Configuration
-from ddl.checking.recording import Recording
-from ddl.errors import DdlError
 
-_WHAT = {
-    "rows": "the feature {name!r} of the batch",
-    "layer": "the output of the layer {name!r}",
-    "loss": "the loss of each example, {name}",
-    "weight": "the weight of each example, {name}",
-    "metric": "the metric {name!r} of each example",
-    "sums": "the sums of the loss {name!r} over the global batch",
-    "gradients": "the reduced gradient of {name!r}",
-    "applied gradients": "the gradient of {name!r} that is applied, before it is clipped",
-    "updated weights": "the weight {name!r} after the optimizer",
-    "weights": "the weight {name!r} after the update",
-    "slots": "the optimizer's variable {name!r} after the update",
-    "statistics": "the layer's variable {name!r} after the update",
-    "averages": "the average {name!r} after the update",
-    "own variables": "the task's variable {name!r} after the update",
-    "start": "a check of ddl before training",
-    "run": "an error",
+class Place(NamedTuple):
+    """Where a run computes.
+
+    Attributes:
+      name: Its name in the report.
+      devices: Number of virtual CPU devices.
+    """
+
+    name: str
+    devices: int
+
+
+ONE = Place("1 device", 1)
+TWO = Place("2 devices", 2)
+RESUMED = Place("2 devices, resumed in a new process", 2)
+
+CAUSES = {
+    "error": (
+        "The task cannot run here, or computes other values: a condition depends on the devices.",
+        "Let it compute the same on several devices, under fixed names. Assign to variables in the "
+        "step, not in a loss or a layer.",
+    ),
+    "random": (
+        "Two runs on one device differ as well: random numbers or data have no seed.",
+        "Draw with ddl.random or keras.random, and give each generator and data set a seed.",
+    ),
+    "not in the checkpoint": (
+        "A state lies in Python, NumPy or TensorFlow's global generator, not in the checkpoint.",
+        "Keep the state in a tf.Variable of the task. Draw with ddl.random or keras.random.",
+    ),
+    "rounding": (
+        "The difference is of the size of rounding in float32: a part of the task computes in it.",
+        "Cast to the dtype of a tensor, as in tf.cast(noise, x.dtype).",
+    ),
+    "padding": (
+        "Only the update with padding differs: rows of padding count, as with add_loss, an "
+        "activity regularizer or a mean over rows.",
+        "Return the values of examples in a ddl.PerExample, which weighs padding 0.",
+    ),
+    "number of devices": (
+        "The value is multiplied or divided by the number of devices: by an all-reduce, by "
+        "num_replicas_in_sync, or by the number of rows, of which each device has fewer.",
+        "Return one value for each example: ddl sums over the devices, and divides by the weights.",
+    ),
+    "across examples": (
+        "The value of an example depends on the other rows of its device or on the device, or the "
+        "devices read other data or another global_batch_size.",
+        "Compute each row from that row alone, or gather rows with ddl.gather. Return metrics in a "
+        "ddl.PerExample or as Keras metrics. Remove replica_id_in_sync_group and draws by device.",
+    ),
+    "gradient or optimizer": (
+        "The same loss gives other weights. Each device changes its gradient before the sum, or "
+        "the step or the optimizer draws, or depends on the devices.",
+        "Clip with Trainer.clip_norm, or after update.gradients. Let step and optimizer depend on "
+        "gradients, weights and slots alone.",
+    ),
+    "state of a device": (
+        "A loss or a layer writes the variable on each device.",
+        "Assign to it in the task's step, which runs once for all devices, or use a metric.",
+    ),
 }
+"""The likely causes by name, each with its remedy."""
 
 
-class ComputationDiffers(DdlError, AssertionError):
-    """A task computes other values on another number of replicas or microbatches."""
+def cause_of(found: Found, place: Place, repeats: bool, padded: int | None) -> str:
+    """Returns the likely cause of a difference, one of `CAUSES`, by the first rule that holds.
+
+    Args:
+      found: The difference.
+      place: Where it was found.
+      repeats: Whether a second run on one device gave the same values as the first.
+      padded: Number of the only update whose batch has padding; None if it is not the only one.
+    """
+    ratio = found.got / found.expected if found.expected else math.nan
+    is_figure = found.value.kind.endswith("figure")
+    of_devices = any(math.isclose(ratio, n) for n in (place.devices, 1 / place.devices))
+    rules = {
+        "not in the checkpoint": place == RESUMED,
+        "random": not repeats,
+        "error": math.isnan(found.got) and math.isinf(found.size),
+        "rounding": found.size < 1e-6,
+        "padding": found.value.update == padded,
+        "number of devices": is_figure and of_devices,
+        "across examples": is_figure,
+        "gradient or optimizer": found.value.kind == "weight",
+        "state of a device": True,
+    }
+    return next(rule for rule, holds in rules.items() if holds)
 
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """The first value in which a configuration differs from one device.
+    """The first value in which a place differs from one device.
 
     Attributes:
-      configuration: The configuration.
-      reference: Name of the configuration compared with.
-      update: Number of the update, from 1; 0 if the run failed.
-      stage: One of `ddl.checking.recording.STAGES`; "start" if ddl refused the task, "run" if the
-        run failed.
-      name: Name of the layer, loss, metric or variable.
-      size: Largest difference, relative to the largest value; infinite if there is no value.
-      expected: The entry of the reference where the difference is largest.
-      got: The same entry in this configuration.
-      row: Position of its example in the batch; None for values without rows.
-      loss: Name of the loss that was computed; "" for other stages.
-      cause: The likely cause.
-      evidence: Lines of the user's code, or names of layers, that support the cause.
+      place: Where it was found.
+      cause: The likely cause, one of `CAUSES`.
+      found: The value; None if the run failed.
       message: The error, if the run failed.
-      order: Place in the order of the computation.
     """
 
-    configuration: Configuration
-    reference: Configuration
-    update: int
-    stage: str
-    name: str
-    size: float
-    expected: float
-    got: float
-    row: int | None
-    loss: str
-    cause: Cause
-    evidence: Sequence[str]
+    place: Place
+    cause: str
+    found: Found | None = None
     message: str = ""
-    order: tuple[int, ...] = ()
+
+    @property
+    def order(self) -> int:
+        """Place in the order of the computation; that of an error stands first."""
+        return -1 if self.found is None else self.found.place
+
+    @property
+    def title(self) -> str:
+        """The place, and the value that differs."""
+        if self.found is None:
+            return f"{self.place.name}: an error"
+        update, kind, name, _ = self.found.value
+        return f"{self.place.name}, update {update}: the {kind} {name!r}"
 
     def __str__(self) -> str:
-        """Returns the difference in a few lines: what, where, how much, cause, remedy."""
-        what = _WHAT[self.stage].format(name=self.name)
-        if self.message:
-            lines = [f"{self.configuration}: {what}", self.message]
-            if self.stage == "start":
-                return "\n".join(lines)
+        """Returns the difference in a few lines: place, value, size, cause and remedy."""
+        if self.found is None:
+            lines = [self.title, *self.message.splitlines()]
         else:
-            row = "" if self.row is None else f" in row {self.row}"
-            loss = f", in the loss {self.loss}" if self.loss and self.stage == "layer" else ""
-            lines = [f"{self.configuration}, update {self.update}: {what}{loss}"]
-            if np.isfinite(self.size):
-                lines.append(
-                    f"  got {self.got:.9g}{row}, where {self.reference} gives "
-                    f"{self.expected:.9g}; relative difference {self.size:.1e}"
-                )
-            else:
-                lines.append(f"  the runs do not both compute it; compared with {self.reference}")
-        lines.append(f"  likely cause: {self.cause.name}. {self.cause.text}")
-        lines += [f"    see {place}" for place in self.evidence]
-        return "\n".join([*lines, f"  remedy: {self.cause.remedy}"])
+            reference = TWO.name if self.place == RESUMED else ONE.name
+            _, _, size, expected, got = self.found
+            values = f"got {got:.9g}, but {expected:.9g} on {reference}"
+            lines = [self.title, f"{values}; relative difference {size:.1e}"]
+        cause, remedy = CAUSES[self.cause]
+        lines += [f"likely cause ({self.cause}): {cause}", f"remedy: {remedy}"]
+        return "\n  ".join(lines)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,191 +147,39 @@ class Report:
 
     Attributes:
       task: Name of the task's class.
-      differences: The first difference of each configuration that differs, the earliest in the
-        order of the computation first; empty if the task computes the same everywhere.
-      checked: The configurations that ran.
+      differences: The first difference of each place that differs, the earliest in the order of
+        the computation first; empty if the task computes the same everywhere.
+      places: The places that were compared with one device.
       values: Number of values that were compared.
-      largest: Largest relative difference that counts as rounding.
+      largest: Largest relative difference that counted as rounding.
       notes: Lines about what was not checked.
     """
 
     task: str
     differences: Sequence[Difference]
-    checked: Sequence[Configuration]
+    places: Sequence[Place]
     values: int
     largest: float
     notes: Sequence[str]
 
     @property
     def same(self) -> bool:
-        """Whether the task computes the same in all configurations."""
+        """Whether the task computes the same in all places."""
         return not self.differences
-
-    def raise_if_different(self) -> None:
-        """Raises ComputationDiffers, with the text of this report, if there is a difference."""
-        if self.differences:
-            raise ComputationDiffers(str(self))
 
     def __str__(self) -> str:
         """Returns the report for a reader."""
         if self.same:
-            ran = "; ".join(str(one) for one in self.checked)
             lines = [
-                f"{self.task} computes the same everywhere. {self.values:,} values were compared; "
-                f"the largest relative difference is {self.largest:.0e}.",
-                f"Configurations: {ran}.",
+                f"{self.task} computes the same everywhere, in float64. {self.values:,} values "
+                f"were compared; the largest relative difference is {self.largest:.0e}.",
+                f"Compared with {ONE.name}: {'; '.join(one.name for one in self.places)}.",
             ]
         else:
             first, *others = self.differences
-            lines = [f"{self.task} does not compute the same everywhere. First difference:"]
-            lines.append(str(first))
-            if others:
-                lines.append("Further configurations differ first in:")
-                lines += [f"  {_short(other)}" for other in others]
+            lines = [
+                f"{self.task} does not compute the same everywhere, in float64. First difference:",
+                str(first),
+                *(f"Also: {other.title} ({other.cause})" for other in others),
+            ]
         return "\n".join([*lines, *self.notes])
-
-
-def report_on(recordings: Mapping[Configuration, Recording]) -> Report:
-    """Compares the recordings of a task.
-
-    Args:
-      recordings: The recording of each configuration that ran, with `ONE` and those that others are
-        compared with.
-    """
-    one = recordings[ONE]
-    notes = list(dict.fromkeys(note for r in recordings.values() for note in r.notes))
-    if one.failure is not None:
-        return Report(one.task, [_failed(ONE, one)], [ONE], 0, 0.0, notes)
-    differences: list[Difference] = []
-    checked: list[Configuration] = [ONE]
-    values, largest = 0, 0.0
-    skipped = []
-    for configuration in [one for one in ALL[1:] if one in recordings]:
-        recording = recordings[configuration]
-        if recording.skipped is not None:
-            notes += [recording.skipped] if recording.skipped not in notes else []
-            continue
-        if one.batch_size is None or one.batch_size % configuration.parts:
-            skipped.append(str(configuration))
-            continue
-        if recording.failure is not None:
-            differences.append(_failed(configuration, recording))
-            continue
-        reference = _reference(configuration, one)
-        if reference == configuration or recordings[reference].failure is not None:
-            continue
-        if configuration.resumed and not recording.values:
-            continue  # the run that writes the checkpoint has failed
-        compared = compare(recordings[reference], recording, exact=configuration.resumed)
-        checked.append(configuration)
-        values, largest = values + compared.values, max(largest, compared.largest)
-        if compared.found is not None:
-            differences.append(
-                _difference(compared, configuration, reference, recordings[reference], recording)
-            )
-    if skipped:
-        notes.append(
-            f"Not checked, since they do not divide the batch of {one.batch_size}: "
-            f"{'; '.join(skipped)}."
-        )
-    if one.normalizing:
-        notes.append(
-            f"{', '.join(one.normalizing)}: BatchNormalization takes moments of a microbatch, so "
-            "its results depend on ACCUMULATION_STEPS. Only runs with the same number of "
-            "microbatches were compared."
-        )
-    differences.sort(key=lambda one: one.order)
-    return Report(one.task, differences, checked, values, largest, notes)
-
-
-def _reference(configuration: Configuration, one: Recording) -> Configuration:
-    if configuration == RESUMED:
-        return WRITER
-    return ONE._replace(microbatches=configuration.microbatches) if one.normalizing else ONE
-
-
-def _difference(
-    compared: Compared,
-    configuration: Configuration,
-    reference: Configuration,
-    expected: Recording,
-    recording: Recording,
-) -> Difference:
-    found = compared.found
-    assert found is not None
-    padded = _updates_with_padding(expected)
-    only_padded = found.key.update in padded and found.key.update > min(
-        {key.update for key in expected.values} - padded, default=found.key.update
-    )
-    names = [one.layers.keys() for one in (expected, recording)]
-    is_renamed = names[0] != names[1] and len(names[0]) == len(names[1])
-    case = Case(found, configuration, recording, only_padded, is_renamed)
-    cause, evidence = cause_of(case)
-    return Difference(
-        configuration=configuration,
-        reference=reference,
-        update=found.key.update + 1,
-        stage=found.key.stage,
-        name=found.key.name,
-        size=found.size,
-        expected=found.expected,
-        got=found.got,
-        row=found.row,
-        loss=recording.losses.get(found.key.call, ""),
-        cause=cause,
-        evidence=evidence,
-        order=found.order,
-    )
-
-
-def _updates_with_padding(recording: Recording) -> set[int]:
-    return {
-        key.update
-        for key, parts in recording.values.items()
-        if key.stage == "rows" and key.name == "weight" and any((p.value == 0).any() for p in parts)
-    }
-
-
-_REFUSED = Cause("refused", "ddl refuses the task.", "See the message.")
-_FAILED = Cause(
-    "error",
-    "The run failed in this configuration.",
-    "Let the task run on several replicas, and in float64: cast to the dtype of a tensor, as in "
-    "tf.cast(noise, x.dtype).",
-)
-# Parts of TensorFlow's errors about a variable that is written in replica context.
-_OF_WRITES = ("an aggregation method to update", "cannot be reduced with the given reduce op")
-_WRITES = Cause(
-    "state of a replica",
-    "A loss or a layer writes a variable in replica context.",
-    "Assign to it in the step, which runs once for all replicas, or return a metric.",
-)
-
-
-def _failed(configuration: Configuration, recording: Recording) -> Difference:
-    assert recording.failure is not None
-    message = recording.failure.message
-    cause = _REFUSED if recording.failure.is_refusal else _FAILED
-    if any(text in message.lower() for text in _OF_WRITES):
-        cause = _WRITES
-    return Difference(
-        configuration=configuration,
-        reference=ONE,
-        update=0,
-        stage="start" if recording.failure.is_refusal else "run",
-        name="",
-        size=np.inf,
-        expected=np.nan,
-        got=np.nan,
-        row=None,
-        loss="",
-        cause=cause,
-        evidence=[],
-        message=message,
-        order=(-1,),
-    )
-
-
-def _short(one: Difference) -> str:
-    what = _WHAT[one.stage].format(name=one.name)
-    return f"{one.configuration}: {what} ({one.cause.name})"

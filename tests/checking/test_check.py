@@ -1,68 +1,186 @@
 """The check finds planted mistakes and no others."""
 
+import functools
+import re
+import subprocess
+import sys
+
+import keras
+import numpy as np
 import pytest
 
-from ddl.checking import check, worker
-from ddl.checking.configurations import ALL, ONE, RESUMED, WRITER, Configuration
-from ddl.checking.recording import Recording
-from ddl.checking.report import report_on
-from tests.checking import planted, right
+import ddl
+from ddl.checking import Report, TrainerOfConfig, check, checked
+from ddl.checking.comparison import Value, compare
+from ddl.checking.from_config import first_examples
+from ddl.checking.report import CAUSES, ONE, RESUMED, TWO
+from ddl.errors import ConfigError
+from tests.checking import tasks
 from tests.conftest import make_strategy
 
 
-def in_this_process(module, name, configurations, folder):
-    """Returns the report of a check whose runs are made in this process, one after the other.
+class InThisProcess:
+    """Resumes in this process, by a trainer of its own."""
 
-    The first one that differs is the last one.
-    """
-    job = {"factory": f"{module.__name__}:{name}", "folder": str(folder)}
-    recordings = {}
-    for configuration in (ONE, *configurations):
-        strategy = make_strategy(*STRATEGIES[configuration.replicas])
-        recordings[configuration] = Recording()
-        worker.run(job, configuration, strategy, recordings[configuration])
-        report = report_on(recordings)
-        if recordings[ONE].failure is not None or not report.same:
-            break
-    return report
+    def __init__(self, make_trainer, folder):
+        self.result = functools.partial(checked.run, make_trainer, RESUMED, folder)
+
+    def end(self):
+        pass
 
 
-STRATEGIES = {1: ("one_device", 1), 2: ("mirrored", 2)}
-# Configurations of the planted mistakes that two replicas do not show.
-SHOWN_BY = {
-    "a_counter_in_a_layer": [Configuration(1, 2)],
-    "noise_of_a_generator_in_python": [WRITER, RESUMED],
-}
-RESUMED_TOO = {"gan"}
+@pytest.fixture(autouse=True)
+def _in_this_process(monkeypatch):
+    monkeypatch.setattr(checked, "Resuming", InThisProcess)
 
 
-@pytest.mark.usefixtures("rows_checked_on_one_device")
-@pytest.mark.parametrize("name", planted.EXPECTED)
-def test_a_planted_mistake_is_found(name, tmp_path):
-    report = in_this_process(planted, name, SHOWN_BY.get(name, [WRITER]), tmp_path)
-    assert not report.same
-    stage, causes = planted.EXPECTED[name]
+@pytest.mark.parametrize("name", tasks.EXPECTED)
+def test_a_planted_mistake_is_found_on_two_devices(name, monkeypatch):
+    monkeypatch.setattr(checked, "PLACES", (TWO,))
+    kind, cause = tasks.EXPECTED[name]
+    report = check(getattr(tasks, name))
     first = report.differences[0]
-    assert first.stage == stage, report
-    assert first.cause.name in causes, report
+    assert (first.found.value.kind, first.cause) == (kind, cause), report
+    assert CAUSES[cause][1] in str(report)
 
 
-@pytest.mark.usefixtures("rows_checked_on_one_device")
-@pytest.mark.parametrize("name", ["gan", "masks_and_sparse_embeddings"])
-def test_a_right_step_gives_no_alarm(name, tmp_path):
-    """On two replicas, or with two microbatches each; after a resume."""
-    more = [WRITER, RESUMED] if name in RESUMED_TOO else [Configuration(2, 2)]
-    report = in_this_process(right, name, more, tmp_path)
+@pytest.mark.parametrize("name", tasks.REFUSED)
+def test_a_refusal_of_the_trainer_is_raised(name):
+    with pytest.raises(ConfigError, match="not depend on other examples|draws numbers by Python"):
+        check(getattr(tasks, name))
+
+
+def test_a_right_step_is_the_same_everywhere():
+    """Two models and optimizers, and draws by ddl.random."""
+    report = check(tasks.gan)
     assert report.same, report
-    assert {*more} <= {*report.checked}, report
-    assert report.values > 30
+    assert report.places == [*checked.PLACES, RESUMED]
     assert report.largest < 1e-10
+    assert "Gan computes the same everywhere, in float64." in str(report)
+    assert not report.notes
+
+
+def test_what_is_not_checked_is_said(monkeypatch):
+    """Evaluations are compared; 6 rows do not divide among 4 devices; 40 are more than 3 batches.
+
+    Keras keeps its precision of before.
+    """
+    monkeypatch.setattr(checked, "PLACES", (TWO, checked.FOUR))
+    report = check(tasks.batches_of_six)
+    assert report.same, report
+    assert checked.FOUR not in report.places
+    assert "4 devices were not checked: they do not divide 6 rows." in str(report)
+    assert "No batch with padding was checked." in str(report)
+    assert keras.config.floatx() == "float32"
+    assert keras.config.dtype_policy().name == "float32"
+    run = checked.run(tasks.batches_of_six, ONE)
+    assert {("train figure", "loss"), ("eval figure", "loss")} < {v[1:3] for v in run.values}
+
+
+@pytest.mark.parametrize(
+    ("make_trainer", "message"),
+    [
+        (tasks.nothing, "must return a new ddl.Trainer, got None"),
+        (tasks.no_argument, r"a function of \(strategy\), got .*tasks.py:\d+"),
+        (lambda strategy: None, "must be a function of a module, .*Write it into a file"),
+        (tasks.in_float32, r"(?s)on one device, in float64: .*tasks.py:\d+.*tf.cast\(noise"),
+    ],
+)
+def test_a_function_that_makes_no_trainer_is_one_message(make_trainer, message):
+    with pytest.raises(ConfigError, match=message):
+        check(make_trainer)
+
+
+def test_an_error_on_several_devices_is_a_difference():
+    report = check(tasks.on_one_device_only)
+    assert [(one.place, one.cause) for one in report.differences] == [
+        (place, "error") for place in checked.PLACES
+    ]
+    assert "2 devices: an error\n  RuntimeError: no second device\n" in str(report)
+    assert "raised in tests/checking/tasks.py" in str(report)
+
+
+# ------------------------------------------------------------ configs and the command
+
+
+def test_the_trainer_of_a_config_has_few_examples_in_float64():
+    make = TrainerOfConfig(("configs/digits_mlp.gin",))
+    strategy = make_strategy("mirrored", 2)
+    with strategy.scope():
+        first, second = make(strategy), make(strategy)
+    assert first.model is not second.model
+    assert first.steps_per_epoch == 3
+    assert {w.dtype for w in first.model.weights} == {"float64"}
+
+
+def test_a_batch_by_replica_is_refused():
+    params = ("GLOBAL_BATCH_SIZE = None", "PER_REPLICA_BATCH_SIZE = 8")
+    make = TrainerOfConfig(("configs/digits_mlp.gin",), params)
+    with pytest.raises(ConfigError, match="GLOBAL_BATCH_SIZE = 64"):
+        check(make)
+
+
+@pytest.mark.parametrize(("rows", "kept"), [(100, 41), (33, 33), (20, 20), (3, 3)])
+def test_data_are_cut_so_that_the_last_batch_has_padding(rows, kept):
+    given = {"x": np.ones(rows, np.float32), "weight": np.ones(rows, np.float32)}
+    short = first_examples(ddl.data.Source(given), 16)
+    assert len(short) == kept
+    assert (short.arrays["x"].dtype, short.arrays["weight"].dtype) == ("float64", "float32")
+    decoded = first_examples(ddl.data.Source(given, lambda item, seed: {"y": item["x"]}), 16)
+    assert (len(decoded), decoded.element_spec["y"].dtype) == (kept, "float64")
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_the_exit_status_says_whether_it_is_the_same(same, monkeypatch, capsys):
+    differences = [] if same else [ddl.checking.Difference(TWO, "error", message="no")]
+    report = Report("Tiny", differences, [TWO], 1, 0.0, [])
+    monkeypatch.setattr("ddl.checking.check", lambda make_trainer: report)
+    with pytest.raises(SystemExit) as exit_:
+        ddl.check.run(["check", "--gin_file=x.gin"])
+    assert exit_.value.code == (0 if same else 1)
+    assert capsys.readouterr().out == f"{report}\n"
 
 
 @pytest.mark.processes
-@pytest.mark.usefixtures("forked_checks")
-def test_all_configurations_in_processes():
-    """All draw anew but the resumed run, which computes the bits of its writer."""
-    report = check(f"{planted.__name__}:dropout_of_keras")
-    assert {one.configuration for one in report.differences} == {*ALL} - {ONE, RESUMED}
-    assert {one.cause.name for one in report.differences} == {"draw by replica"}
+def test_the_command_resumes_in_a_new_process():
+    command = [sys.executable, "-m", "ddl.check", "--gin_file=configs/digits_mlp.gin"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert "Classification computes the same everywhere, in float64." in done.stdout
+    assert RESUMED.name in done.stdout
+
+
+# ------------------------------------------------------------ comparison
+
+
+def values(*entries, name="kernel", copies=1):
+    return [Value(1, "weight", name, [np.array(entries)] * copies)]
+
+
+@pytest.mark.parametrize(
+    ("expected", "got", "size"),
+    [
+        (values(1.0, -2.0), values(1.0, -2.0 - 2e-13, copies=2), None),
+        (values(1.0, -2.0), values(1.0, -2.2), 0.1),
+        (values(1.0, np.nan), values(1.0, np.nan), None),
+        (values(1.0, 2.0), values(np.nan, 2.0), np.inf),
+        (values(1.0), values(1.0, 2.0), np.inf),
+        (values(1.0), values(1.0, name="other"), np.inf),
+        (values(1.0), values(1.0) + values(1.0), np.inf),
+        # The exact value is zero: both are rounding.
+        (values(1.0) + values(1e-18), values(1.0) + values(3e-18), None),
+    ],
+)
+def test_values_are_compared_to_rounding(expected, got, size):
+    found, largest = compare(expected, got, 1e-9)
+    assert largest < 1e-12
+    assert (found is None) == (size is None)
+    assert found is None or found.size == pytest.approx(size)
+
+
+def test_each_copy_is_compared_and_a_resume_to_the_bit():
+    one, two = np.array([1.0]), np.array([np.nextafter(1.0, 2)])
+    apart = [Value(1, "weight", "kernel", [one, two])]
+    assert compare(values(1.0), apart, 1e-9)[0] is None
+    found, _ = compare(values(1.0), apart, 0.0)
+    assert (found.expected, found.got) == (one[0], two[0])

@@ -96,7 +96,7 @@ def test_a_report_of_a_check_has_no_control_sequences(monkeypatch, capsys):
         def __str__(self):
             return "Task\x1b[2J computes the same everywhere."
 
-    monkeypatch.setattr("ddl.checking.check_config", lambda *_: Report())
+    monkeypatch.setattr("ddl.checking.check", lambda *_: Report())
     with pytest.raises(SystemExit, match="0"):
         check.run(["check", "--gin_file=x.gin"])
     assert capsys.readouterr().out == "Task\\x1b[2J computes the same everywhere.\n"
