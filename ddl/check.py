@@ -15,7 +15,6 @@ Exit status:
 """
 
 import os
-import signal
 import sys
 from collections.abc import Sequence
 
@@ -33,8 +32,6 @@ def run(argv: Sequence[str] | None = None) -> None:
     with exiting_on_errors("ddl check"):
         values = config_flags()
         parse(values, argv, __doc__)
-        # Else a SIGTERM would leave a process and its folder behind.
-        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # hides TensorFlow's start-up messages
         # TensorFlow takes a while to import, so the flags are checked before.
         from ddl.checking import TrainerOfConfig, check

@@ -6,6 +6,7 @@ All runs but the resumed one take place in this process, each with a trainer of 
 import math
 import multiprocessing
 import pickle
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -136,9 +137,8 @@ def run(make_trainer: MakeTrainer, place: Place, folder: str | None = None) -> R
             raise
         return str(error)
     except Exception as error:
-        where = place_of(error, user_packages())
-        lines = message_of(error).splitlines()[:8]
-        return "\n".join([*lines, *([where.note] if where else [])])
+        text, where = message_of(error), place_of(error, user_packages())
+        return f"{text}\n{where.note}" if where else text
 
 
 def _run(make_trainer: MakeTrainer, place: Place, folder: str | None) -> Run:
@@ -206,7 +206,11 @@ class Resuming:
 
 def _resume(make_trainer: MakeTrainer, folder: str, sender: Connection) -> None:
     configure_devices(num_virtual_devices=FOUR.devices)
-    sender.send(run(make_trainer, RESUMED, folder))
+    outcome = run(make_trainer, RESUMED, folder)
+    try:
+        sender.send(outcome)
+    except BrokenPipeError:  # the check was killed, and could not clean up
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _report(make_trainer: MakeTrainer, first: Run, runs: Mapping[Place, "Run | str"]) -> Report:
@@ -232,7 +236,7 @@ def _report(make_trainer: MakeTrainer, first: Run, runs: Mapping[Place, "Run | s
         if one is not None:
             cause = cause_of(one, place, repeats, padded)
             differences.append(Difference(place, cause, one))
-    differences.sort(key=lambda difference: difference.order)
+    differences.sort(key=lambda one: -1 if one.found is None else one.found.place)
     return Report(first.task, differences, list(runs), values, largest, _notes(first))
 
 

@@ -115,11 +115,6 @@ class Difference:
     message: str = ""
 
     @property
-    def order(self) -> int:
-        """Place in the order of the computation; that of an error stands first."""
-        return -1 if self.found is None else self.found.place
-
-    @property
     def title(self) -> str:
         """The place, and the value that differs."""
         if self.found is None:

@@ -1,7 +1,6 @@
 """The check finds planted mistakes and no others."""
 
 import functools
-import re
 import subprocess
 import sys
 
