@@ -37,7 +37,7 @@ _TOLERANCES = {8: 1e-9, 4: 1e-4, 2: 5e-2}
 FOUR = Place("4 devices", 4)
 CENTRAL = Place("central storage on 2 devices", 2)
 PLACES = (TWO, FOUR, CENTRAL)
-"""What is compared with one device; the resumed run follows."""
+"""Places that are compared with one device; the resumed run follows."""
 
 SEED = 1
 
@@ -155,8 +155,8 @@ def _run(make_trainer: MakeTrainer, place: Place, folder: str | None) -> Run:
         model_dir = folder if writes else None
         fit(trainer, model_dir, train_steps=update, log_every=1, progress=False)
         values += values_of(trainer, update)
-    sizes = trainer.global_batch_size
-    sizes = sizes.values() if isinstance(sizes, Mapping) else [sizes]
+    given = trainer.global_batch_size
+    sizes = [*given.values()] if isinstance(given, Mapping) else [given]
     dtypes = [tf.as_dtype(layer.compute_dtype) for layer in layers_of(trainer.task)]
     return Run(
         type(trainer.task).__name__,
@@ -222,8 +222,7 @@ def _report(make_trainer: MakeTrainer, first: Run, runs: Mapping[Place, "Run | s
             continue
         expected, tolerated = first.values, tolerance
         if place == RESUMED:
-            of_two = runs[TWO]
-            assert isinstance(of_two, Run)
+            of_two: Any = runs[TWO]
             expected, tolerated = [v for v in of_two.values if v.update == UPDATES], 0.0
         found[place], most = compare(expected, one.values, tolerated)
         values, largest = values + len(expected), max(largest, most)
@@ -232,12 +231,16 @@ def _report(make_trainer: MakeTrainer, first: Run, runs: Mapping[Place, "Run | s
         again = run(make_trainer, ONE)
         repeats = isinstance(again, Run) and not compare(first.values, again.values, tolerance)[0]
     padded = UPDATES if first.steps_per_epoch == UPDATES else None
-    for place, one in found.items():
-        if one is not None:
-            cause = cause_of(one, place, repeats, padded)
-            differences.append(Difference(place, cause, one))
-    differences.sort(key=lambda one: -1 if one.found is None else one.found.place)
+    for place, first_found in found.items():
+        if first_found is not None:
+            cause = cause_of(first_found, place, repeats, padded)
+            differences.append(Difference(place, cause, first_found))
+    differences.sort(key=_order)
     return Report(first.task, differences, list(runs), values, largest, _notes(first))
+
+
+def _order(one: Difference) -> tuple[int, ...]:
+    return (one.found.value.update, one.place == RESUMED, one.found.place) if one.found else (0,)
 
 
 def _notes(first: Run) -> list[str]:

@@ -62,7 +62,7 @@ def values_of(trainer: Trainer, update: int) -> list[Value]:
     for row in trainer.history:
         if row["step"] == update:
             figures[row["split"]] += [
-                Value(update, f"{row['split']} figure", name, [np.float64(row[name])])
+                Value(update, f"{row['split']} figure", name, [np.asarray(row[name])])
                 for name in row
                 if name not in _NO_FIGURES
             ]

@@ -39,6 +39,7 @@ def test_a_planted_mistake_is_found_on_two_devices(name, monkeypatch):
     kind, cause = tasks.EXPECTED[name]
     report = check(getattr(tasks, name))
     first = report.differences[0]
+    assert first.place == (RESUMED if cause == "not in the checkpoint" else TWO)
     assert (first.found.value.kind, first.cause) == (kind, cause), report
     assert CAUSES[cause][1] in str(report)
 
