@@ -37,9 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "run": {"callbacks", "checkpoints", "training", "step", "distribution", "config"}
     | _LEARNING
     | GROUND,
-    "checking": {"run", "checkpoints", "training", "step", "distribution", "config"}
-    | _LEARNING
-    | GROUND,
+    "checking": {"run", "training", "distribution", "config"} | _LEARNING | GROUND,
     "cli": {"run", "config", "distribution"} | GROUND,
     "launcher": {"errors", "choices", "output"},
 }

@@ -31,7 +31,7 @@ CAUSES = {
         "step, not in a loss or a layer.",
     ),
     "random": (
-        "Two runs on one device differ as well: random numbers or data have no seed.",
+        "Two runs on one device differ as well: draws or data have no seed, or a module has state.",
         "Draw with ddl.random or keras.random, and give each generator and data set a seed.",
     ),
     "not in the checkpoint": (
