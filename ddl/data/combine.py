@@ -1,16 +1,15 @@
-"""Parts, folds, concatenations and mixtures of sources, by arithmetic on indices."""
+"""Parts, concatenations and mixtures of sources, by arithmetic on indices."""
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from ddl.data.arrays import Arrays
-from ddl.data.batched import described
+from ddl.data.features import described
 from ddl.data.order import example_at
-from ddl.data.source import Source
+from ddl.data.source import Arrays, Source
 from ddl.data.stream import Stream
 from ddl.errors import ConfigError, DataError
 
@@ -36,38 +35,6 @@ def subset(data: Any, examples: int | Sequence[int] | np.ndarray) -> Source:
             f"{source.name}, or a list of indices below that, got {examples!r:.80}."
         )
     return _combined([source], len(chosen), chosen.astype(np.int64).__getitem__)
-
-
-def k_fold(
-    data: Any, folds: int, fold: int, part: Literal["train", "held_out"], *, seed: int = 0
-) -> Source:
-    """Returns the training part or the held-out part of a fold of a cross-validation.
-
-    The examples are shuffled once, by `seed` and their number alone, and cut into `folds` parts
-    whose sizes differ by at most 1. Each part keeps the order of the source.
-
-    Args:
-      data: A source, or data that `Source` takes.
-      folds: Number of parts, at least 2.
-      fold: Number of the part that is held out, from 0 to folds - 1.
-      part: "train" for the other parts, "held_out" for this one.
-      seed: Seed of the shuffle. Training and evaluation data must be given the same.
-
-    Raises:
-      ConfigError: If a number or `part` is out of range.
-      DataError: If `data` cannot be indexed.
-    """
-    (source,) = _alike([data], "k_fold")
-    count = len(source)
-    if not 2 <= folds <= count or not 0 <= fold < folds or part not in ("train", "held_out"):
-        raise ConfigError(
-            f"k_fold needs folds from 2 to {count:,}, the examples of {source.name}, fold from 0 "
-            f"to folds - 1, and part 'train' or 'held_out', got {folds=}, {fold=} and {part=}."
-        )
-    order = example_at(np.arange(count), 0, num_examples=count, seed=seed)
-    held_out = slice(count * fold // folds, count * (fold + 1) // folds)
-    chosen = order[held_out] if part == "held_out" else np.delete(order, held_out)
-    return _combined([source], len(chosen), np.sort(chosen).__getitem__)
 
 
 def concatenate(sources: Sequence[Any]) -> Source:

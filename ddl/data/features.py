@@ -60,6 +60,8 @@ def array_of(value: Any, name: str) -> np.ndarray:
     Raises:
       DataError: If NumPy cannot convert it, as where rows differ in length.
     """
+    if isinstance(value, np.ndarray):
+        return np.asarray(value)
     try:
         array = np.asarray(value)
         return np.asarray(value, object) if array.dtype.kind in "US" else array
@@ -108,6 +110,11 @@ def tensorflow_dtype(name: str, value: np.ndarray) -> tf.DType:
         ) from None
 
 
+def described(spec: Mapping[str, tf.TensorSpec]) -> str:
+    """Returns features with their dtypes and shapes for messages, in the order of their names."""
+    return ", ".join(f"{n} {spec[n].dtype.name} {spec[n].shape}" for n in sorted(spec))
+
+
 def checked_spec(spec: Any, what: str) -> dict[str, tf.TensorSpec]:
     """Returns the specification of an example after checking that all shapes are static.
 
@@ -122,8 +129,7 @@ def checked_spec(spec: Any, what: str) -> dict[str, tf.TensorSpec]:
     for name, feature in spec.items():
         if isinstance(feature, tf.SparseTensorSpec | tf.SparseTensor):
             raise DataError(
-                f"Feature {name!r} of {what} is a sparse tensor. Call tf.sparse.to_dense, and pad "
-                "it to one length."
+                f"Feature {name!r} of {what} is a sparse tensor. Call tf.sparse.to_dense."
             )
         if isinstance(feature, tf.RaggedTensorSpec | tf.RaggedTensor):
             raise DataError(
@@ -152,6 +158,17 @@ def checked_weight(weight: tf.Tensor) -> tf.Tensor:
     weight = tf.cast(weight, tf.float32)
     message = "Feature 'weight' must be a finite number of at least 0"
     return tf.debugging.check_numerics(tf.where(weight < 0, math.nan, weight), message)
+
+
+def check_weights(weight: np.ndarray, what: str) -> None:
+    """Raises DataError, naming the data, if a weight is negative, NaN or infinite."""
+    bad = ~(np.isfinite(weight) & (weight >= 0))
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise DataError(
+            f"Feature 'weight' of {what} must be a finite number of at least 0, got {weight[row]} "
+            f"in row {row:,} of {len(weight):,}. Correct it; weight 0 leaves an example out."
+        )
 
 
 def check_weight_spec(spec: Mapping[str, tf.TensorSpec], what: str) -> None:

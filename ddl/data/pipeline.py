@@ -26,6 +26,8 @@ from ddl.seeds import hashed
 _ENDLESS = 2**62
 _SEED, _PADDING = "ddl_seed", "ddl_padding"  # columns beside the features of an item
 _AHEAD = 4  # batches: enough to keep the devices busy when one takes longer than others
+_BLOCK_BYTES, _BLOCK_ROWS = 4 << 20, 2048  # that one call of Python reads, at least one update
+_UNROLLED = 16  # examples that one call of tf.data decodes
 _LEAST_THREADS = 8  # with two threads, tf.data wakes one for nearly each example
 
 
@@ -311,7 +313,7 @@ class BatchPipeline:
         return self.global_batch_size // self.microbatches // replicas
 
     def _updates(
-        self, first: int, workers: Workers, reader: Callable[[int], dict[str, np.ndarray]]
+        self, first: int, workers: Workers, reader: Callable[[int, int], dict[str, np.ndarray]]
     ) -> tf.data.Dataset:
         """Builds a data set of the rows of this process in each update, grouped by replica.
 
@@ -327,39 +329,53 @@ class BatchPipeline:
         else:
             specs["weight"] = tf.TensorSpec([], tf.float32)
         size = self.global_batch_size * self.batches_per_update // workers.number
-
+        count = self._updates_at_once(size)
+        together = max(n for n in range(1, _UNROLLED + 1) if size % n == 0) if decodes else size
+        parts = [count * size // together] if count * size > together else []
         found = weakref.ref(reader)
 
         def read(number: np.ndarray) -> list[np.ndarray]:
             alive = found()
             assert alive is not None  # else the iterator has been dropped
-            rows = alive(int(number))
+            rows = alive(int(number), count)
             return [rows[name] for name in specs]
 
         @tf.autograph.experimental.do_not_convert  # converting takes longer than tracing
         def rows_of(number: tf.Tensor) -> dict[str, tf.Tensor]:
             columns = tf.numpy_function(read, [number], [spec.dtype for spec in specs.values()])
-            for column, spec in zip(columns, specs.values(), strict=True):
-                column.set_shape([size, *spec.shape])
-            return dict(zip(specs, columns, strict=True))
+            return {
+                name: tf.reshape(column, [*parts, together, *spec.shape])
+                for column, (name, spec) in zip(columns, specs.items(), strict=True)
+            }
 
         @tf.autograph.experimental.do_not_convert
-        def decoded(row: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-            seed, padding = row.pop(_SEED), row.pop(_PADDING)
-            return _weighted(source.decoded(row, seed), padding)
+        def decoded(rows: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            """Decodes several examples: each call of tf.data takes longer than small examples."""
+            seeds, paddings = rows.pop(_SEED), rows.pop(_PADDING)
+            examples = [
+                _weighted(source.decoded({n: c[i] for n, c in rows.items()}, seeds[i]), paddings[i])
+                for i in range(together)
+            ]
+            return {name: tf.stack([one[name] for one in examples]) for name in examples[0]}
 
         # Repeated, so that it counts as endless: tf.distribute asks others whether they have ended.
-        numbers = tf.data.Dataset.range(first, _ENDLESS).repeat()
-        blocks = numbers.map(rows_of, num_parallel_calls=_cores(), deterministic=True)
-        if not decodes:
-            return blocks
-        examples = blocks.unbatch().map(decoded, num_parallel_calls=_cores(), deterministic=True)
-        return examples.batch(size, drop_remainder=True)
+        numbers = tf.data.Dataset.range(first, _ENDLESS, count).repeat()
+        made = numbers.map(rows_of, num_parallel_calls=_cores(), deterministic=True)
+        made = made.unbatch() if parts else made
+        if decodes:
+            made = made.map(decoded, num_parallel_calls=_cores(), deterministic=True)
+        return made if together == size else _joined(made.batch(size // together, True))
 
-    def _read(self, workers: Workers, update: int) -> dict[str, np.ndarray]:
-        """Reads the rows of this process in an update, with their weights, padding and seeds."""
+    def _updates_at_once(self, size: int) -> int:
+        """Returns the updates of `size` rows that one call of Python reads."""
         assert isinstance(self.source, Source)
-        index, weight = (each.ravel() for each in self._own_indices(update, 1, workers))
+        row = 8 if self.resident else max(1, self.source.row_bytes)
+        return max(1, min(_BLOCK_BYTES // (row * size), _BLOCK_ROWS // size))
+
+    def _read(self, workers: Workers, update: int, count: int) -> dict[str, np.ndarray]:
+        """Reads the rows of this process in updates, with their weights, padding and seeds."""
+        assert isinstance(self.source, Source)
+        index, weight = (each.ravel() for each in self._own_indices(update, count, workers))
         if self.resident:
             return {"index": index, "weight": weight}
         rows = self.source.rows(index)
@@ -368,18 +384,17 @@ class BatchPipeline:
             return {**rows, "weight": weight if own is None else weight * own.astype(np.float32)}
         steps = steps_per_epoch(len(self.source), self.global_batch_size)
         number = self.batches_per_update
-        epochs = (update * number + np.arange(number)) // steps
-        of_rows = np.tile(np.repeat(epochs, self._rows_of_one(workers)), workers.replicas_of_each)
+        epochs = (update * number + np.arange(count * number)) // steps
+        replicas = workers.replicas_of_each
+        shape = count, replicas, number, len(index) // (count * replicas * number)
+        of_rows = np.broadcast_to(epochs.reshape(count, 1, number, 1), shape).ravel()
         return {**rows, _SEED: self._seeds(index, of_rows), _PADDING: weight}
-
-    def _rows_of_one(self, workers: Workers) -> int:
-        """Returns the rows of a replica in one batch, of all its microbatches."""
-        return self.global_batch_size // (workers.number * workers.replicas_of_each)
 
     def _seeds(self, index: np.ndarray, epoch: np.ndarray) -> np.ndarray:
         """Returns the seeds of examples in their epochs, int64 [b, 2]."""
-        keys = {one: hashed(self.order_seed, "decode", int(one)) for one in np.unique(epoch)}
-        return np.stack([np.array([keys[one] for one in epoch], np.int64), index], axis=1)
+        epochs, places = np.unique(epoch, return_inverse=True)
+        keys = np.array([hashed(self.order_seed, "decode", int(one)) for one in epochs])
+        return np.stack([keys[places], index], axis=1)
 
     def _own_indices(
         self, first_update: int, count: int, workers: Workers
@@ -450,6 +465,16 @@ def _weighted(features: dict[str, tf.Tensor], padding: tf.Tensor) -> dict[str, t
     if "weight" in features:
         padding *= checked_weight(features["weight"])
     return {**features, "weight": padding}
+
+
+def _joined(batches: tf.data.Dataset) -> tf.data.Dataset:
+    """Joins the groups of rows of each batch, [groups, rows, …]."""
+
+    @tf.autograph.experimental.do_not_convert
+    def join(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        return {n: tf.reshape(r, [r.shape[0] * r.shape[1], *r.shape[2:]]) for n, r in batch.items()}
+
+    return batches.map(join)
 
 
 def _by_replica(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from ddl.data import Source
-from ddl.data.arrays import Arrays
+from ddl.data.source import Arrays
 from ddl.errors import DataError
 
 

@@ -7,7 +7,7 @@ from tensorflow.python.framework import kernels
 
 from ddl.data import BatchPipeline, Source
 from ddl.data import resident as module
-from ddl.data.resident import GPU, HOST, gather, numeric_arrays
+from ddl.data.resident import gather, numeric_arrays, packed
 from ddl.devices.path import CPU, taking
 from ddl.devices.path import GPU as GPU_PATH
 from ddl.errors import ConfigError

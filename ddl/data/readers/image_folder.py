@@ -3,14 +3,12 @@
 import functools
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from ddl.data.readers.records import Decode
-from ddl.data.source import Example, Source
+from ddl.data.source import Decode, Example, Source
 from ddl.errors import ConfigError, DataError, check_no_text
 
 _ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
@@ -72,8 +70,13 @@ def image_folder(
 
 def resized(pixels: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
     """Resizes an image with anti-aliasing to uint8 [height, width, channels]."""
-    pixels = tf.image.resize(pixels, shape[:2], antialias=True)
-    return tf.ensure_shape(tf.saturate_cast(tf.round(pixels), tf.uint8), shape)
+
+    def other() -> tf.Tensor:
+        found = tf.image.resize(pixels, shape[:2], antialias=True)
+        return tf.saturate_cast(tf.round(found), tf.uint8)
+
+    is_same = tf.reduce_all(tf.equal(tf.shape(pixels)[:2], shape[:2]))
+    return tf.ensure_shape(tf.cond(is_same, lambda: pixels, other), shape)
 
 
 class ImageFiles:
@@ -102,7 +105,7 @@ class ImageFiles:
         if {*found} - names or len(names) < len(self.class_names):
             raise DataError(
                 f"image_folder.class_names must name each folder in {folder} once: "
-                f"{', '.join(found)}; got {', '.join(self.class_names)}. Correct it."
+                f"{', '.join(found)}; got {', '.join(self.class_names)}."
             )
         self.files: list[str] = []
         labels: list[int] = []
@@ -114,12 +117,12 @@ class ImageFiles:
             if not images and class_names is None:
                 raise DataError(
                     f"The folder of class {name!r}, {os.path.join(folder, name)}, holds no images "
-                    f"({', '.join(_ENDINGS)}), but {len(files):,} other files. Put the images of "
-                    "the class there, or remove the folder."
+                    f"({', '.join(_ENDINGS)}), but {len(files):,} others. Add some, or remove it."
                 )
             self.files += images
             labels += [label] * len(images)
         self.labels = np.array(labels, np.int64)
+        self._files = np.array(self.files, object)
         if others:
             logging.warning("%s: %d files left out, such as %s.", folder, len(others), others[0])
 
@@ -127,14 +130,9 @@ class ImageFiles:
         """Returns the number of files."""
         return len(self.files)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        """Returns the features "file", a path, and "label"."""
-        return {"file": self.files[index], "label": self.labels[index]}
-
     def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the features "file" and "label" at indices, int64 [b]."""
-        files = np.array([self.files[index] for index in indices.tolist()], object)
-        return {"file": files, "label": self.labels[indices]}
+        return {"file": self._files[indices], "label": self.labels[indices]}
 
     def describe(self, index: int) -> str:
         """Returns the path of a file, for messages."""

@@ -6,7 +6,7 @@ data's checksum (4). Reading all lengths once tells where the records begin.
 
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,13 +16,11 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError
 
 from ddl.data.readers.paths import Paths, found_files
-from ddl.data.source import Example, Source, first_line
+from ddl.data.source import Decode, Example, Source, first_line
 from ddl.errors import DataError, installing
 
 _HEAD = 12  # bytes ahead of a record's data
 _AROUND = 16
-
-Decode = Callable[[dict[str, tf.Tensor], tf.Tensor], Example]
 
 
 def tf_records(
@@ -36,7 +34,7 @@ def tf_records(
 
         features = {
             "jpeg": tf.io.FixedLenFeature([], tf.string),
-            "label": tf.io.FixedLenFeature([], tf.int64),
+            "label": tf.io.FixedLenFeature([], tf.int64)
         }
 
         def decode(item, seed):
@@ -80,41 +78,12 @@ def array_records(
     return _source(ArrayRecords(found_files(files, "array_records.files")), features, decode)
 
 
-class _Records:
-    """The records of files, numbered one after the other: items of a `Source`."""
+class TFRecords:
+    """The records of TFRecord files, numbered one after the other: items of a `Source`.
 
-    def __init__(self, files: Sequence[str], counts: Sequence[int]):
-        self.files = list(files)
-        self._ends = np.cumsum(counts)
-
-    def __len__(self) -> int:
-        """Returns the number of records."""
-        return int(self._ends[-1])
-
-    def __getitem__(self, index: int) -> dict[str, bytes]:
-        """Returns the feature "record"."""
-        return {"record": self.rows(np.array([range(len(self))[index]]))["record"][0]}
-
-    def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Reads records, int64 [b], and checks their checksums.
-
-        Returns:
-          The feature "record", bytes as objects [b].
-
-        Raises:
-          DataError: If a checksum is wrong or a file cannot be read; names the file and the record.
-        """
-        raise NotImplementedError
-
-    def describe(self, index: int) -> str:
-        """Returns the number and the file of a record, for messages."""
-        number = int(np.searchsorted(self._ends, index, side="right"))
-        first = int(self._ends[number - 1]) if number else 0
-        return f"record {index - first:,} of {self.files[number]}"
-
-
-class TFRecords(_Records):
-    """The records of TFRecord files."""
+    Attributes:
+      files: The paths.
+    """
 
     def __init__(self, files: Sequence[str]):
         """Reads the lengths of all records.
@@ -122,13 +91,25 @@ class TFRecords(_Records):
         Raises:
           DataError: If a file is truncated, compressed or of another format, or cannot be read.
         """
+        self.files = list(files)
         with ThreadPoolExecutor(16) as pool:  # the threads wait for the storage
             places = list(pool.map(_located, files))
-        super().__init__(files, [len(of_file) for of_file in places])
+        self._ends = np.cumsum(list(map(len, places)))
         self._places = np.concatenate(places)  # offset and length of the data, int64 [n, 2]
 
+    def __len__(self) -> int:
+        """Returns the number of records."""
+        return int(self._ends[-1])
+
     def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Reads records in the order in which they lie."""
+        """Reads records, int64 [b], in the order in which they lie, and checks their checksums.
+
+        Returns:
+          The feature "record", bytes as objects [b].
+
+        Raises:
+          DataError: If a checksum is wrong or a file cannot be read; names the file and the record.
+        """
         records = np.empty(len(indices), object)
         file_numbers = np.searchsorted(self._ends, indices, side="right")
         for number in np.unique(file_numbers):
@@ -140,6 +121,10 @@ class TFRecords(_Records):
             except OSError as error:
                 raise DataError(f"Reading records failed: {error}. Check the file.") from error
         return {"record": records}
+
+    def describe(self, index: int) -> str:
+        """Returns the number and the file of a record, for messages."""
+        return _place(self.files, self._ends, index)
 
     def _record(self, file: int, index: int) -> bytes:
         offset, length = self._places[index].tolist()
@@ -153,8 +138,8 @@ class TFRecords(_Records):
         return record
 
 
-class ArrayRecords(_Records):
-    """The records of ArrayRecord files."""
+class ArrayRecords:
+    """The records of ArrayRecord files; as `TFRecords`. The format checks their checksums."""
 
     def __init__(self, files: Sequence[str]):
         """Opens the files.
@@ -165,11 +150,8 @@ class ArrayRecords(_Records):
         try:
             from array_record.python.array_record_data_source import ArrayRecordDataSource
         except ImportError as error:
-            raise DataError(
-                f"array_records needs the package array_record: {error}. "
-                f"{installing('arrayrecord')}"
-            ) from error
-        counts = []
+            raise DataError(f"array_records: {error}. {installing('arrayrecord')}") from error
+        self.files, counts = list(files), []
         for file in files:
             try:
                 counts.append(len(ArrayRecordDataSource(file)))
@@ -178,60 +160,66 @@ class ArrayRecords(_Records):
                     f"{file} is truncated, or not an ArrayRecord file: {first_line(error)}. Copy "
                     "or write it again."
                 ) from error
-        super().__init__(files, counts)
+        self._ends = np.cumsum(counts)
         self._records = ArrayRecordDataSource(self.files)
 
+    def __len__(self) -> int:
+        """Returns the number of records."""
+        return int(self._ends[-1])
+
     def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Reads records by one call; the format checks their checksums."""
-        records = np.empty(len(indices), object)
-        numbers = indices.tolist()
+        """Reads records by one call; see `TFRecords.rows`."""
+        records, numbers = np.empty(len(indices), object), indices.tolist()
         try:
             records[:] = self._records.__getitems__(numbers)
-        except RuntimeError:  # it does not tell which record
-            for place, number in enumerate(numbers):
-                try:
-                    records[place] = self._records[number]
-                except RuntimeError as error:
-                    raise DataError(
-                        f"Damaged is {self.describe(number)}: {first_line(error)}. Copy or write "
-                        "the file again."
-                    ) from error
+        except RuntimeError as error:  # it does not tell which record
+            if len(numbers) == 1:
+                raise DataError(
+                    f"Damaged is {self.describe(numbers[0])}: {first_line(error)}. Copy or write "
+                    "the file again."
+                ) from error
+            for number in indices:
+                self.rows(np.array([number]))
+            raise
         return {"record": records}
 
+    def describe(self, index: int) -> str:
+        """Returns the number and the file of a record, for messages."""
+        return _place(self.files, self._ends, index)
 
-def _source(items: _Records, features: Mapping[str, Any] | None, decode: Decode | None) -> Source:
+
+def _place(files: Sequence[str], ends: np.ndarray, index: int) -> str:
+    number = int(np.searchsorted(ends, index, side="right"))
+    return f"record {index - int(ends[number - 1] if number else 0):,} of {files[number]}"
+
+
+def _source(
+    items: TFRecords | ArrayRecords, features: Mapping[str, Any] | None, decode: Decode | None
+) -> Source:
     if features is None or not len(items):
         return Source(items, decode, files=items.files)
-    parsed = _checked(items, features)
-
-    def parse(item: dict[str, tf.Tensor], seed: tf.Tensor) -> Example:
-        example = tf.io.parse_single_example(item["record"], parsed)
-        return example if decode is None else decode(example, seed)
-
-    # Messages then name the user's function.
-    return Source(items, functools.wraps(decode)(parse) if decode else parse, files=items.files)
-
-
-def _checked(items: _Records, features: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns TensorFlow's specifications of the features after parsing the first record."""
-    record = items[0]["record"]
+    # A plain tuple comes from a config.
+    kinds = {n: tf.io.FixedLenFeature(*f) if type(f) is tuple else f for n, f in features.items()}
+    record = items.rows(np.zeros(1, np.int64))["record"][0]
     try:
-        parsed = {  # a plain tuple comes from a config
-            name: tf.io.FixedLenFeature(*feature) if type(feature) is tuple else feature
-            for name, feature in features.items()
-        }
-        tf.io.parse_single_example(record, parsed)
+        tf.io.parse_single_example(record, kinds)
     except (tf.errors.InvalidArgumentError, TypeError, ValueError) as error:
         try:
             held = tf.train.Example.FromString(record).features.feature
         except DecodeError:
             held = {}
-        kinds = (f"{name} ({held[name].WhichOneof('kind')})" for name in sorted(held))
+        found = [f"{name} ({held[name].WhichOneof('kind')})" for name in sorted(held)]
         raise DataError(
             f"The features do not fit {items.describe(0)}: {first_line(error)}. It holds "
-            f"{', '.join(kinds) or 'no tf.train.Example'}. Correct the features."
+            f"{', '.join(found) or 'no tf.train.Example'}. Correct the features."
         ) from error
-    return parsed
+
+    def parse(item: dict[str, tf.Tensor], seed: tf.Tensor) -> Example:
+        example = tf.io.parse_single_example(item["record"], kinds)
+        return example if decode is None else decode(example, seed)
+
+    # Messages then name the user's function.
+    return Source(items, functools.wraps(decode)(parse) if decode else parse, files=items.files)
 
 
 def _located(file: str) -> np.ndarray:

@@ -32,8 +32,7 @@ class Documents(Sequence[np.ndarray]):
         self, texts: Sequence[np.ndarray], spans: Sequence[np.ndarray], files: Sequence[str] = ()
     ):
         """Takes texts, integers [n], and for each begin and end of its documents, int64 [k, 2]."""
-        self.files = tuple(files)
-        self._texts = texts
+        self.files, self._texts = tuple(files), texts
         self._text = np.repeat(np.arange(len(texts)), [len(each) for each in spans])
         self._spans = np.concatenate(spans)
         self.lengths = self._spans[:, 1] - self._spans[:, 0]
@@ -74,40 +73,42 @@ def tokens(files: Paths | np.ndarray, length: int, *, dtype: str = "uint8") -> S
     if length < 1:
         raise ConfigError(f"tokens.length must be at least 1, got {length}.")
     check_choice("tokens.dtype", dtype, ("uint8", "uint16", "uint32", "int32", "int64"))
-    paths = [] if isinstance(files, np.ndarray) else found_files(files, "tokens.files")
-    texts = [_mapped(path, np.dtype(dtype)) for path in paths]
     if isinstance(files, np.ndarray):
-        texts = [_checked_tokens(files, "tokens.files")]
-    starts = [np.arange(max(len(text) - 1, 0) // length) * length for text in texts]
-    if not sum(map(len, starts)):
+        paths, texts = [], [_checked_tokens(files, "tokens.files")]
+    else:
+        paths = found_files(files, "tokens.files")
+        texts = [_mapped(path, np.dtype(dtype)) for path in paths]
+    windows = Windows(texts, length)
+    if not len(windows):
         raise DataError(
-            f"No text has the {length + 1:,} tokens that a window of {length:,} and the token "
-            f"after it need; the longest has {max(map(len, texts)):,}. Set tokens.length to a "
-            "smaller number."
+            f"No text has the {length + 1:,} tokens of a window and the token after it; the "
+            f"longest has {max(map(len, texts)):,}. Set tokens.length to a smaller number."
         )
-    spans = [np.stack([start, start + length + 1], axis=1) for start in starts]
-    return Source(Windows(Documents(texts, spans, paths)), files=paths)
+    return Source(windows, files=paths)
 
 
 class Windows:
     """Windows of texts, each with the token that follows; see `tokens`."""
 
-    def __init__(self, windows: Documents):
-        """Takes windows of length + 1 tokens each."""
-        self._windows = windows
+    def __init__(self, texts: Sequence[np.ndarray], length: int):
+        """Takes texts, integers [n], and the tokens of a window."""
+        self._texts, self._length = texts, length
+        self._ends = np.cumsum([max(len(text) - 1, 0) // length for text in texts])
 
     def __len__(self) -> int:
         """Returns the number of windows."""
-        return len(self._windows)
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        """Returns one window."""
-        return {name: rows[0] for name, rows in self.rows(np.array([index])).items()}
+        return int(self._ends[-1])
 
     def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the windows at indices, int64 [b], as arrays [b, length]."""
-        found = np.stack([self._windows[index] for index in indices]).astype(np.int64)
-        return {"token": found[:, :-1].copy(), "next_token": found[:, 1:].copy()}
+        found = np.empty([len(indices), self._length + 1], np.int64)
+        numbers = np.searchsorted(self._ends, indices, side="right")
+        for number in np.unique(numbers):
+            own = numbers == number
+            before = self._ends[number - 1] if number else 0
+            starts = (indices[own] - before)[:, np.newaxis] * self._length
+            found[own] = self._texts[number][starts + np.arange(self._length + 1)]
+        return {"token": found[:, :-1], "next_token": found[:, 1:]}
 
 
 def token_lines(files: Paths, encode: Encode | None = None) -> Documents:
@@ -183,10 +184,9 @@ def packed(
     longest = documents.lengths.max(initial=0)
     if longest > length and too_long == "error":
         raise DataError(
-            f"packed.length is {length:,}, but {np.count_nonzero(documents.lengths > length):,} of "
-            f"{len(documents):,} documents are longer, the longest, number "
-            f"{int(np.argmax(documents.lengths)):,}, of {longest:,} tokens. Increase "
-            "packed.length, or set packed.too_long to 'split' or 'cut'."
+            f"packed.length is {length:,}, but document {int(np.argmax(documents.lengths)):,} of "
+            f"{len(documents):,} has {longest:,} tokens. Increase packed.length, or set "
+            "packed.too_long to 'split' or 'cut'."
         )
     pieces = _pieces(documents.lengths, length, too_long == "split")
     row = np.arange(len(pieces)) if alone else _packing(pieces[:, 2], length, seed)
@@ -221,10 +221,6 @@ class PackedRows:
         """Returns the number of rows."""
         return len(self._first) - 1
 
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        """Returns one row."""
-        return {name: rows[0] for name, rows in self.rows(np.array([index])).items()}
-
     def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the rows at indices, int64 [b], as arrays [b, length]."""
         shape = len(indices), self._length
@@ -253,9 +249,7 @@ class PackedRows:
 def _mapped(file: str, dtype: np.dtype) -> np.ndarray:
     """Returns a file's tokens, memory-mapped, integers [n]."""
     if file.endswith(_COMPRESSED):
-        raise DataError(
-            f"{file} must not be compressed, since it is read at any position. Decompress it."
-        )
+        raise DataError(f"{file} must not be compressed: it is read anywhere. Decompress it.")
     if file.endswith(".npy"):
         try:
             array = np.load(file, mmap_mode="r", allow_pickle=False)
@@ -265,8 +259,8 @@ def _mapped(file: str, dtype: np.dtype) -> np.ndarray:
     size = os.path.getsize(file)
     if size % dtype.itemsize:
         raise DataError(
-            f"{file} has {size:,} bytes, which are no whole number of {dtype} tokens. Set "
-            "tokens.dtype to the one that the file was written with."
+            f"{file} has {size:,} bytes, no whole number of {dtype} tokens. Set tokens.dtype to "
+            "the one that the file was written with."
         )
     # A plain array is sliced several times as fast as a memory map.
     return np.asarray(np.memmap(file, dtype, "r")) if size else np.zeros(0, dtype)
@@ -279,7 +273,7 @@ def _checked_tokens(numbers: Any, what: str) -> np.ndarray:
     if array.ndim != 1 or (array.size and not fits):
         raise DataError(
             f"{what} must be the numbers of tokens, integers [n] up to int64, got {array.dtype} of "
-            f"shape {array.shape}. Turn text into numbers, and save them in one dimension."
+            f"shape {array.shape}."
         )
     return array
 
@@ -313,7 +307,7 @@ def _pieces(lengths: np.ndarray, most: int, split: bool) -> np.ndarray:
     if not counts.sum():
         raise DataError(
             f"packed.sequences must have at least one document with tokens, got {len(lengths):,} "
-            "empty ones. Correct the data."
+            "empty ones."
         )
     document = np.repeat(np.arange(len(lengths)), counts)
     first = (np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)) * most
