@@ -13,30 +13,7 @@ from ddl.data.readers.tokens import packed, token_lines, tokens
 from ddl.data.source import Source
 from ddl.data.stream import Stream, stream
 
-__all__ = [
-    "BatchPipeline",
-    "Source",
-    "Stream",
-    "array_records",
-    "as_source",
-    "batch_indices",
-    "concatenate",
-    "digits",
-    "image_folder",
-    "imagenet",
-    "images",
-    "keras_dataset",
-    "mix",
-    "packed",
-    "penguins",
-    "play",
-    "shapes",
-    "steps_per_epoch",
-    "stream",
-    "subset",
-    "synthetic",
-    "table",
-    "tf_records",
-    "token_lines",
-    "tokens",
-]
+__all__ = ["BatchPipeline", "Source", "Stream", "as_source", "batch_indices", "concatenate", "mix"]
+__all__ += ["array_records", "digits", "image_folder", "imagenet", "images", "keras_dataset"]
+__all__ += ["packed", "penguins", "play", "shapes", "steps_per_epoch", "stream", "subset"]
+__all__ += ["synthetic", "table", "tf_records", "token_lines", "tokens"]

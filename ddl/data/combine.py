@@ -1,6 +1,5 @@
 """Parts, concatenations and mixtures of sources, by arithmetic on indices."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,8 +30,8 @@ def subset(data: Any, examples: int | Sequence[int] | np.ndarray) -> Source:
     is_valid = chosen.ndim == 1 and chosen.dtype.kind in "iu" and chosen.size > 0
     if not is_valid or chosen.min() < 0 or chosen.max() >= len(source):
         raise DataError(
-            f"subset.examples must be a number from 1 to {len(source):,}, the examples of "
-            f"{source.name}, or a list of indices below that, got {examples!r:.80}."
+            f"subset.examples must be a number from 1 to {len(source):,}, all of {source.name}, "
+            f"or a list of indices below that, got {examples!r:.80}."
         )
     return _combined([source], len(chosen), chosen.astype(np.int64).__getitem__)
 
@@ -69,27 +68,19 @@ def mix(sources: Sequence[Any], shares: Sequence[float]) -> Source:
     parts = np.asarray(shares, np.float64)
     if parts.shape != (len(found),) or not (parts > 0).all() or abs(parts.sum() - 1) > 1e-6:
         raise ConfigError(
-            f"mix.shares must be {len(found)} positive numbers that add up to 1, one for each "
-            f"source, got {shares!r}."
+            f"mix.shares must be {len(found)} positive numbers with sum 1, got {shares!r}."
         )
     lengths = np.array([len(source) for source in found], np.int64)
     counts = np.rint((lengths / parts).max() * parts).astype(np.int64)
     ends = np.cumsum(np.maximum(counts, lengths))
-    return _combined(found, int(ends[-1]), functools.partial(_mixed, ends, lengths))
 
+    def located(indices: np.ndarray) -> np.ndarray:
+        place = example_at(indices, 0, num_examples=int(ends[-1]), seed=0)
+        number = np.searchsorted(ends, place, side="right")
+        of_source = place - np.append(0, ends)[number]
+        return np.append(0, np.cumsum(lengths))[number] + of_source % lengths[number]
 
-def _mixed(ends: np.ndarray, lengths: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """Returns which examples of all sources, int64 [b], stand at places of a mixture's epoch.
-
-    Args:
-      ends: Places of each source and those before it, int64 [sources].
-      lengths: Examples of each source, int64 [sources].
-      indices: Places in the epoch, int64 [b].
-    """
-    place = example_at(indices, 0, num_examples=int(ends[-1]), seed=0)
-    number = np.searchsorted(ends, place, side="right")
-    of_source = place - np.append(0, ends)[number]
-    return np.append(0, np.cumsum(lengths))[number] + of_source % lengths[number]
+    return _combined(found, int(ends[-1]), located)
 
 
 class _Combined:
@@ -101,9 +92,6 @@ class _Combined:
 
     def __len__(self) -> int:
         return self._length
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {name: values[0] for name, values in self.rows(np.array([index])).items()}
 
     def __getattr__(self, name: str) -> Any:
         """Returns what belongs to the format, such as `class_names`, of a part of one source."""
@@ -126,16 +114,15 @@ class _Combined:
 
 def _combined(sources: Sequence[Source], length: int, located: _Located) -> Source:
     items: Any = _Combined(sources, length, located)
-    if length <= sum(map(len, sources)) and all(map(_in_memory, sources)):
+    in_memory = (
+        isinstance(one.items, Arrays)
+        and not any(isinstance(array, np.memmap) for array in one.items.arrays.values())
+        for one in sources
+    )
+    if length <= sum(map(len, sources)) and all(in_memory):
         items = items.rows(np.arange(length))
     files = [file for source in sources for file in source.files]
     return Source(items, sources[0].decode, files=files)
-
-
-def _in_memory(source: Source) -> bool:
-    return isinstance(source.items, Arrays) and not any(
-        isinstance(array, np.memmap) for array in source.items.arrays.values()
-    )
 
 
 def _alike(sources: Sequence[Any], user: str) -> list[Source]:
@@ -154,7 +141,6 @@ def _alike(sources: Sequence[Any], user: str) -> list[Source]:
         if given != wanted or source.decode != first.decode:
             raise DataError(
                 f"{user} needs sources of the same features and decode. Number 0 has {wanted}; "
-                f"number {number} has {given}. Convert them, and pass one decode to all: "
-                f"ddl.data.Source({user}([first.items, second.items]), decode)."
+                f"number {number} has {given}. Convert them, and pass one decode to all."
             )
     return found

@@ -275,23 +275,22 @@ class BatchPipeline:
         if isinstance(source, Stream):
             batch = next(iter(source.batches(count, 0).take(1)))
             return {name: batch[name] for name in source.element_spec}
-        index, _ = batch_indices(
-            0,
-            1,
-            num_examples=len(source),
-            global_batch_size=count,
-            seed=self.order_seed,
-            shuffle=self.shuffle,
-        )
+        ((index,), _) = batch_indices(0, 1, **self._order(count))
         with tf.device("CPU:0"):
-            rows = {name: tf.constant(column) for name, column in source.rows(index[0]).items()}
+            rows = {name: tf.constant(column) for name, column in source.rows(index).items()}
             if source.decode is None:
                 return rows
-            decoded = [
-                source.decoded({name: column[row] for name, column in rows.items()}, seed)
-                for row, seed in enumerate(self._seeds(index[0], np.zeros(count, np.int64)))
-            ]
-            return {name: tf.stack([one[name] for one in decoded]) for name in decoded[0]}
+            return _decoded(source, rows, self._seeds(index, np.zeros(count, np.int64)))
+
+    def _order(self, global_batch_size: int) -> dict[str, Any]:
+        """Returns the arguments of `batch_indices` besides the batches."""
+        assert isinstance(self.source, Source)
+        return {
+            "num_examples": len(self.source),
+            "global_batch_size": global_batch_size,
+            "seed": self.order_seed,
+            "shuffle": self.shuffle,
+        }
 
     def _first_row(self, microbatch: tf.Tensor | int) -> tf.Tensor | int:
         """Returns the position in the global batch of the first row of `examples`. Replica context.
@@ -350,13 +349,8 @@ class BatchPipeline:
 
         @tf.autograph.experimental.do_not_convert
         def decoded(rows: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-            """Decodes several examples: each call of tf.data takes longer than small examples."""
-            seeds, paddings = rows.pop(_SEED), rows.pop(_PADDING)
-            examples = [
-                _weighted(source.decoded({n: c[i] for n, c in rows.items()}, seeds[i]), paddings[i])
-                for i in range(together)
-            ]
-            return {name: tf.stack([one[name] for one in examples]) for name in examples[0]}
+            seeds, padding = rows.pop(_SEED), rows.pop(_PADDING)
+            return _weighted(_decoded(source, rows, tf.unstack(seeds)), padding)
 
         # Repeated, so that it counts as endless: tf.distribute asks others whether they have ended.
         numbers = tf.data.Dataset.range(first, _ENDLESS, count).repeat()
@@ -400,25 +394,16 @@ class BatchPipeline:
         self, first_update: int, count: int, workers: Workers
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns indices and weights of this process, [count, own replicas, rows of a replica]."""
-        assert isinstance(self.source, Source)
-        number, replicas = self.batches_per_update, workers.number * workers.replicas_of_each
-        found = batch_indices(
-            first_update * number,
-            count * number,
-            num_examples=len(self.source),
-            global_batch_size=self.global_batch_size,
-            seed=self.order_seed,
-            shuffle=self.shuffle,
-        )
-        own = slice(
-            workers.index * workers.replicas_of_each, (workers.index + 1) * workers.replicas_of_each
-        )
-        shape = count, number, self.microbatches, replicas, -1
+        number, own = self.batches_per_update, workers.replicas_of_each
+        replicas = workers.number * own
+        order = self._order(self.global_batch_size)
+        found = batch_indices(first_update * number, count * number, **order)
+        shape, begin = (count, number, self.microbatches, replicas, -1), workers.index * own
         index, weight = (
-            each.reshape(shape).transpose(0, 3, 1, 2, 4).reshape(count, replicas, -1)[:, own]
+            each.reshape(shape).transpose(0, 3, 1, 2, 4).reshape(count, replicas, -1)
             for each in found
         )
-        return index, weight
+        return index[:, begin : begin + own], weight[:, begin : begin + own]
 
     def _updates_of_stream(self, stream: Stream, first: int, workers: Workers) -> tf.data.Dataset:
         """Builds `_updates` of a stream, which every worker reads whole."""
@@ -432,14 +417,7 @@ class BatchPipeline:
         # Batches one after the other, each grouped by replica, become one group a replica.
         order = np.arange(number * len(own)).reshape(number, replicas, -1).swapaxes(0, 1).ravel()
 
-        def by_replica(column: tf.Tensor) -> tf.Tensor:
-            return tf.gather(tf.reshape(column, [len(order), *column.shape[2:]]), order)
-
-        @tf.autograph.experimental.do_not_convert
-        def of_update(element: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-            return {name: by_replica(column) for name, column in element.items()}
-
-        return batches.batch(number, drop_remainder=True).map(of_update)
+        return _joined(batches.batch(number, drop_remainder=True), order)
 
     def _sent(self, dataset: tf.data.Dataset, widens: bool) -> tf.data.Dataset:
         """Leaves out weights that are all 1, and widens integers that GPUs would keep on the host.
@@ -467,12 +445,22 @@ def _weighted(features: dict[str, tf.Tensor], padding: tf.Tensor) -> dict[str, t
     return {**features, "weight": padding}
 
 
-def _joined(batches: tf.data.Dataset) -> tf.data.Dataset:
-    """Joins the groups of rows of each batch, [groups, rows, …]."""
+def _decoded(source: Source, rows: dict[str, tf.Tensor], seeds: Any) -> dict[str, tf.Tensor]:
+    """Decodes examples in one function: a call of tf.data takes longer than small examples."""
+    examples = [
+        source.decoded({name: column[row] for name, column in rows.items()}, seed)
+        for row, seed in enumerate(seeds)
+    ]
+    return {name: tf.stack([one[name] for one in examples]) for name in examples[0]}
+
+
+def _joined(batches: tf.data.Dataset, order: np.ndarray | None = None) -> tf.data.Dataset:
+    """Joins groups of rows, [groups, rows, …], and reorders the rows if an order is given."""
 
     @tf.autograph.experimental.do_not_convert
     def join(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        return {n: tf.reshape(r, [r.shape[0] * r.shape[1], *r.shape[2:]]) for n, r in batch.items()}
+        rows = {n: tf.reshape(r, [-1, *r.shape[2:]]) for n, r in batch.items()}
+        return rows if order is None else {n: tf.gather(r, order) for n, r in rows.items()}
 
     return batches.map(join)
 

@@ -66,10 +66,7 @@ class ResidentArrays:
         self._spec = source.element_spec
         self._arrays = numeric_arrays(source)
         if wanted is True and self._arrays is None:
-            raise ConfigError(
-                f"Only arrays of numbers can be kept on the devices, got {source.name}. Set "
-                "data_on_device to 'auto' or False."
-            )
+            raise ConfigError(f"data_on_device = True needs arrays of numbers, got {source.name}.")
         small = sum(a.nbytes for a in (self._arrays or {}).values()) <= _RESIDENT_UP_TO_BYTES
         self.are_used = self._arrays is not None and (
             wanted is True or (wanted == "auto" and small)

@@ -10,12 +10,13 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.data.features import (
-    ONE_LENGTH,
     array_of,
+    check_like_first,
     check_weight_spec,
     check_weights,
     checked_spec,
     named,
+    spec_of,
     taken_by_tensorflow,
     tensorflow_dtype,
 )
@@ -60,16 +61,12 @@ class Arrays:
         if not len(self):
             raise DataError(
                 f"Feature {first!r} must have at least one example, got shape "
-                f"{self.arrays[first].shape}. Pass data with examples."
+                f"{self.arrays[first].shape}."
             )
 
     def __len__(self) -> int:
         """Returns the number of examples."""
         return len(next(iter(self.arrays.values())))
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        """Returns one example."""
-        return {name: array[index] for name, array in self.arrays.items()}
 
     def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the examples at indices, int64 [b], as arrays [b, …]."""
@@ -81,8 +78,7 @@ def _as_array(name: str, data: Any) -> np.ndarray:
     array = data if isinstance(data, np.memmap) else array_of(data, name)
     if array.ndim == 0:
         raise DataError(
-            f"Feature {name!r} must have one value per example, shape [examples, …], got a single "
-            f"value, {array.item()!r:.60}. Pass an array, or repeat the value by np.full."
+            f"Feature {name!r} must have shape [examples, …], got one value, {array.item()!r:.60}."
         )
     if array.dtype == object:
         tensorflow_dtype(name, array)
@@ -148,10 +144,7 @@ class Source:
         if not self._length:
             raise DataError(f"{self.name} must have at least one example, got 0. Correct its data.")
         first = self._first()
-        self.row_spec = {
-            name: tf.TensorSpec(value.shape, tensorflow_dtype(name, value), name)
-            for name, value in first.items()
-        }
+        self.row_spec = spec_of(first)
         self.row_bytes = sum(
             sum(map(len, v.flat)) if v.dtype == object else v.nbytes for v in first.values()
         )
@@ -160,10 +153,7 @@ class Source:
         if self.arrays is not None and (weight := self.arrays.get("weight")) is not None:
             check_weights(weight, self.name)
             if not weight.any():
-                raise DataError(
-                    f"Feature 'weight' is 0 for all {len(weight):,} examples, so no example "
-                    "counts. Give some a positive weight."
-                )
+                raise DataError(f"Feature 'weight' is 0 for all {len(weight):,} examples.")
 
     @property
     def name(self) -> str:
@@ -242,7 +232,7 @@ class Source:
                 return columns
             examples = [self._example(*one) for one in zip(numbers, items, strict=True)]
         for number, example in zip(numbers, examples, strict=True):
-            self._check_like_first(number, example)
+            check_like_first(spec_of(example), self.row_spec, f"Item {number:,} of {self.name}")
         return {
             name: taken_by_tensorflow(np.stack([one[name] for one in examples]))
             for name in self.row_spec
@@ -289,8 +279,8 @@ class Source:
             ) from error
         if len(found) != len(numbers):
             raise DataError(
-                f"{self.name}.__getitems__ must return one item for each of the {len(numbers):,} "
-                f"indices in its list, got {len(found):,}. Correct it."
+                f"{self.name}.__getitems__ must return {len(numbers):,} items for as many indices, "
+                f"got {len(found):,}."
             )
         return found
 
@@ -327,22 +317,6 @@ class Source:
             )
         return first
 
-    def _check_like_first(self, number: int, item: dict[str, np.ndarray]) -> None:
-        what = f"tem {number:,} of {self.name}"
-        if item.keys() != self.row_spec.keys():
-            raise DataError(
-                f"I{what} has the features {', '.join(sorted(item))}; item 0 has "
-                f"{', '.join(sorted(self.row_spec))}. Give all items the same features."
-            )
-        for name, spec in self.row_spec.items():
-            dtype, shape = tensorflow_dtype(name, item[name]), item[name].shape
-            if (dtype, shape) != (spec.dtype, tuple(spec.shape)):
-                raise DataError(
-                    f"Feature {name!r} of i{what} is {dtype.name} of shape {shape}, that of item 0 "
-                    f"{spec.dtype.name} of shape {tuple(spec.shape)}. "
-                    f"{ONE_LENGTH if dtype == spec.dtype else 'Convert it.'}"
-                )
-
     def _decoded_spec(self, decode: Decode) -> dict[str, tf.TensorSpec]:
         check_takes("Source.decode", decode, ("item", "seed"))
 
@@ -356,8 +330,7 @@ class Source:
         if drawn := drawn_by_state(self._decode.graph.get_operations()):
             raise DataError(
                 f"{definition_of(decode)} draws random numbers by {drawn}, which a resumed run "
-                "would draw differently. Pass the seed to tf.random.stateless_uniform or the like, "
-                "or augment in the model."
+                "would draw differently. Pass the seed to tf.random.stateless_uniform or the like."
             )
         return checked_spec(self._decode.structured_outputs, definition_of(decode))
 

@@ -1,6 +1,7 @@
 """Image files in one folder for each class."""
 
 import functools
+import glob
 import os
 from collections.abc import Sequence
 
@@ -51,16 +52,14 @@ def image_folder(
     shape = (*size, channels)
     if len(shape) != 3 or min(shape) < 1 or channels not in (1, 3, 4):
         raise ConfigError(
-            "image_folder.size must be height and width, and channels 1, 3 or 4, got size = "
-            f"{tuple(size)} and channels = {channels}."
+            f"image_folder needs size, height and width, and 1, 3 or 4 channels, got {shape}."
         )
     check_no_text("image_folder.class_names", class_names)
     items = ImageFiles(directory, class_names)
 
     def decoded(item: dict[str, tf.Tensor], seed: tf.Tensor) -> Example:
-        pixels = tf.io.decode_image(
-            tf.io.read_file(item["file"]), channels, expand_animations=False
-        )
+        content = tf.io.read_file(item["file"])
+        pixels = tf.io.decode_image(content, channels, expand_animations=False)
         example = {"image": resized(pixels, shape), "label": item["label"]}
         return example if decode is None else decode(example, seed)
 
@@ -98,31 +97,29 @@ class ImageFiles:
         Raises:
           DataError: See `image_folder`.
         """
-        folder = os.fspath(directory)
+        folder, self.files = os.fspath(directory), []
         found = _class_folders(folder)
         self.class_names = tuple(found if class_names is None else class_names)
-        names = {*self.class_names}
-        if {*found} - names or len(names) < len(self.class_names):
+        if {*found} - {*self.class_names} or len({*self.class_names}) < len(self.class_names):
             raise DataError(
                 f"image_folder.class_names must name each folder in {folder} once: "
                 f"{', '.join(found)}; got {', '.join(self.class_names)}."
             )
-        self.files: list[str] = []
         labels: list[int] = []
         others: list[str] = []
         for label, name in enumerate(self.class_names):
-            files = _files_below(os.path.join(folder, name))
+            pattern = os.path.join(glob.escape(os.path.join(folder, name)), "**")
+            files = sorted(filter(os.path.isfile, glob.glob(pattern, recursive=True)))
             images = [file for file in files if file.lower().endswith(_ENDINGS)]
             others += sorted({*files} - {*images})
             if not images and class_names is None:
                 raise DataError(
-                    f"The folder of class {name!r}, {os.path.join(folder, name)}, holds no images "
-                    f"({', '.join(_ENDINGS)}), but {len(files):,} others. Add some, or remove it."
+                    f"{os.path.join(folder, name)} must hold images ({', '.join(_ENDINGS)}), but "
+                    f"holds {len(files):,} other files. Add some, or remove the folder."
                 )
             self.files += images
             labels += [label] * len(images)
-        self.labels = np.array(labels, np.int64)
-        self._files = np.array(self.files, object)
+        self.labels, self._files = np.array(labels, np.int64), np.array(self.files, object)
         if others:
             logging.warning("%s: %d files left out, such as %s.", folder, len(others), others[0])
 
@@ -144,23 +141,11 @@ def _class_folders(folder: str) -> list[str]:
         entries = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
     except OSError as error:
         raise DataError(
-            f"{error}. image_folder needs a folder that holds a folder of images for each class."
+            f"{error}. image_folder needs a folder of images for each class."
         ) from error
     loose = [entry.name for entry in entries if entry.name.lower().endswith(_ENDINGS)]
     classes = sorted(entry.name for entry in entries if entry.is_dir())
     if loose or not classes:
         held = f"{len(loose):,} images, such as {loose[0]}" if loose else "no folders"
-        raise DataError(
-            f"The image folder {folder!r} must hold folders of images, one for each class, but "
-            f"holds {held}. Put each image into the folder of its class."
-        )
+        raise DataError(f"{folder} must hold a folder of images for each class, but holds {held}.")
     return classes
-
-
-def _files_below(folder: str) -> list[str]:
-    """Returns the paths of all files, sorted within a folder. A missing folder has none."""
-    found: list[str] = []
-    for parent, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [os.path.join(parent, name) for name in sorted(files) if not name.startswith(".")]
-    return found

@@ -68,8 +68,8 @@ def keras_dataset(name: KerasDatasetName, split: Split) -> tuple[np.ndarray, np.
         folder = os.path.join(os.environ.get("KERAS_HOME", "~/.keras"), "datasets")
         raise DataError(
             f"{name} could not be read from Keras's cache or downloaded: {type(error).__name__}: "
-            f"{reason}. Remove damaged files, and put what keras.datasets.{name} names at "
-            f"{folder}/{_CACHED[name]}."
+            f"{reason}. Put what keras.datasets.{name} names at {folder}/{_CACHED[name]}; remove "
+            "damaged files."
         ) from error
     images, labels = parts[SPLITS.index(split)]
     image = images if images.ndim == 4 else images[..., np.newaxis]
@@ -102,18 +102,15 @@ def imagenet(
       DataError: If files are missing; says which files to put where. Also as `tf_records`.
     """
     if len(image_shape) != 3 or image_shape[2] != 3:
-        raise ConfigError(
-            f"imagenet.image_shape must be height, width and 3 channels, got {tuple(image_shape)}."
-        )
+        raise ConfigError(f"imagenet.image_shape must have 3 channels, got {tuple(image_shape)}.")
     check_choice("imagenet.split", split, SPLITS)
     kind = "train" if split == "train" else "validation"
     pattern = os.path.join(data_dir or "", f"{kind}-*-of-*")
     if not data_dir or not glob.glob(pattern):
         problem = f"no file matches {pattern}" if data_dir else "data_dir is not set"
         raise DataError(
-            f"ImageNet was not found: {problem}. Put the TFRecord files of ILSVRC 2012 (from "
-            "image-net.org, train-00000-of-01024 and validation-00000-of-00128 and on, with the "
-            "features image/encoded and image/class/label) into a folder, and set data_dir to it."
+            f"ImageNet was not found: {problem}. Put its TFRecord files, train-00000-of-01024 and "
+            "on and validation-00000-of-00128 and on, into a folder, and set data_dir to it."
         )
 
     def decode(item: dict[str, tf.Tensor], seed: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -187,17 +184,13 @@ def images(
     shape = tuple(image_shape)
     if min(num_classes, *shape) < 1 or (num_examples is not None and num_examples < 1):
         raise ConfigError(
-            "images.image_shape, num_classes and num_examples must be at least 1, got "
-            f"{shape}, {num_classes} and {num_examples}."
+            f"images needs numbers of at least 1, got {shape}, {num_classes} and {num_examples}."
         )
     if data_dir is not None and name not in ("imagenet", "synthetic"):
         raise ConfigError(f"images.data_dir is for ImageNet's records alone, got {name!r} too.")
     if name == "imagenet":
         if num_classes != 1000 or num_examples is not None or one_hot:
-            raise ConfigError(
-                "imagenet has 1,000 classes, and takes neither num_examples nor one_hot, got "
-                f"{num_classes}, {num_examples} and {one_hot}."
-            )
+            raise ConfigError("imagenet has 1,000 classes, and takes no num_examples or one_hot.")
         return imagenet(split, data_dir, image_shape=shape)
     if name == "synthetic":
         image, label = _synthetic(split, shape, num_classes, num_examples, seed)
@@ -210,8 +203,8 @@ def images(
             )
         if num_examples is not None and num_examples > len(image):
             raise DataError(
-                f"images.num_examples must be at most {len(image):,}, the number of {split} "
-                f"images of {name}, got {num_examples:,}."
+                f"{name} has {len(image):,} {split} images, but images.num_examples is "
+                f"{num_examples:,}."
             )
         image, label = image[:num_examples], label[:num_examples]
     if one_hot:

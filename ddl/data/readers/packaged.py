@@ -139,10 +139,7 @@ def shapes(
     check_choice("shapes.label", label, ("pixels", "kinds"))
     count = (2000 if split == "train" else 500) if num_examples is None else num_examples
     if size < 12 or count < 1:
-        raise ConfigError(
-            "shapes.size must be at least 12 and shapes.num_examples at least 1, or None, got "
-            f"{size} and {count}."
-        )
+        raise ConfigError(f"shapes needs size >= 12 and num_examples >= 1, got {size} and {count}.")
     random = generator(seed, SPLITS.index(split))
     pixels = np.zeros((count, size, size), np.int64)
     brightness = np.zeros((count, size, size), np.float32)
@@ -197,8 +194,7 @@ def synthetic(
     for name, count in below.items():
         if name not in features or np.dtype(features[name][1]).kind not in "iu" or count < 1:
             raise ConfigError(
-                "synthetic.below must give numbers of values of integer features, got "
-                f"{count} for {name!r}. The features are {', '.join(features)}."
+                f"synthetic.below must give numbers of integer features, got {count} for {name!r}."
             )
     random = generator(seed, 3)
     arrays = {}
@@ -206,7 +202,7 @@ def synthetic(
         size, kind = (num_examples, *shape), np.dtype(dtype).kind
         if kind not in "fiub":
             raise ConfigError(
-                f"Feature {name!r} of synthetic must be a float, integer or boolean, got {dtype}."
+                f"synthetic.features must be numbers or booleans, got {dtype} for {name!r}."
             )
         if kind == "f":
             arrays[name] = random.standard_normal(size, np.float32).astype(dtype)

@@ -40,10 +40,7 @@ def found_files(files: Paths, name: str) -> list[str]:
         raise DataError(f"{name} must name at least one file, got an empty list.")
     ((place, times),) = collections.Counter(map(os.path.realpath, found)).most_common(1)
     if times > 1:
-        raise DataError(
-            f"{name} must name each file once, got {place} {times} times. Remove all but one; to "
-            "use examples more often, see ddl.data.mix."
-        )
+        raise DataError(f"{name} must name each file once, got {place} {times} times.")
     return found
 
 
@@ -62,8 +59,7 @@ def _check_shards(pattern: str, files: Sequence[str], name: str) -> None:
         first, _, total, end = shard.groups()
         if totals.setdefault((first, end), total) != total:
             raise DataError(
-                f"{name} = {pattern!r} must match one set of shards, but matches sets of "
-                f"{totals[first, end]} and {total} files. Remove those left over."
+                f"{name} = {pattern!r} matches sets of {totals[first, end]} and {total} shards."
             )
     for (first, end), total in totals.items():
         begin = int(f"{first}-{total}-of-{total}{end}" in files)  # some programs count from 1

@@ -78,31 +78,22 @@ def array_records(
     return _source(ArrayRecords(found_files(files, "array_records.files")), features, decode)
 
 
-class TFRecords:
-    """The records of TFRecord files, numbered one after the other: items of a `Source`.
+class _Records:
+    """Records of files, numbered one after the other: items of a `Source`.
 
     Attributes:
       files: The paths.
     """
 
-    def __init__(self, files: Sequence[str]):
-        """Reads the lengths of all records.
-
-        Raises:
-          DataError: If a file is truncated, compressed or of another format, or cannot be read.
-        """
-        self.files = list(files)
-        with ThreadPoolExecutor(16) as pool:  # the threads wait for the storage
-            places = list(pool.map(_located, files))
-        self._ends = np.cumsum(list(map(len, places)))
-        self._places = np.concatenate(places)  # offset and length of the data, int64 [n, 2]
+    def __init__(self, files: Sequence[str], counts: Sequence[int]):
+        self.files, self._ends = list(files), np.cumsum(counts)
 
     def __len__(self) -> int:
         """Returns the number of records."""
         return int(self._ends[-1])
 
     def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Reads records, int64 [b], in the order in which they lie, and checks their checksums.
+        """Reads records, int64 [b], and checks their checksums.
 
         Returns:
           The feature "record", bytes as objects [b].
@@ -110,6 +101,31 @@ class TFRecords:
         Raises:
           DataError: If a checksum is wrong or a file cannot be read; names the file and the record.
         """
+        raise NotImplementedError
+
+    def describe(self, index: int) -> str:
+        """Returns the number and the file of a record, for messages."""
+        number = int(np.searchsorted(self._ends, index, side="right"))
+        first = int(self._ends[number - 1]) if number else 0
+        return f"record {index - first:,} of {self.files[number]}"
+
+
+class TFRecords(_Records):
+    """The records of TFRecord files."""
+
+    def __init__(self, files: Sequence[str]):
+        """Reads the lengths of all records.
+
+        Raises:
+          DataError: If a file is truncated, compressed or of another format, or cannot be read.
+        """
+        with ThreadPoolExecutor(16) as pool:  # the threads wait for the storage
+            places = list(pool.map(_located, files))
+        super().__init__(files, list(map(len, places)))
+        self._places = np.concatenate(places)  # offset and length of the data, int64 [n, 2]
+
+    def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Reads records in the order in which they lie."""
         records = np.empty(len(indices), object)
         file_numbers = np.searchsorted(self._ends, indices, side="right")
         for number in np.unique(file_numbers):
@@ -121,10 +137,6 @@ class TFRecords:
             except OSError as error:
                 raise DataError(f"Reading records failed: {error}. Check the file.") from error
         return {"record": records}
-
-    def describe(self, index: int) -> str:
-        """Returns the number and the file of a record, for messages."""
-        return _place(self.files, self._ends, index)
 
     def _record(self, file: int, index: int) -> bytes:
         offset, length = self._places[index].tolist()
@@ -138,8 +150,8 @@ class TFRecords:
         return record
 
 
-class ArrayRecords:
-    """The records of ArrayRecord files; as `TFRecords`. The format checks their checksums."""
+class ArrayRecords(_Records):
+    """The records of ArrayRecord files, whose format checks their checksums."""
 
     def __init__(self, files: Sequence[str]):
         """Opens the files.
@@ -151,51 +163,34 @@ class ArrayRecords:
             from array_record.python.array_record_data_source import ArrayRecordDataSource
         except ImportError as error:
             raise DataError(f"array_records: {error}. {installing('arrayrecord')}") from error
-        self.files, counts = list(files), []
+        counts = []
         for file in files:
             try:
                 counts.append(len(ArrayRecordDataSource(file)))
             except RuntimeError as error:
-                raise DataError(
-                    f"{file} is truncated, or not an ArrayRecord file: {first_line(error)}. Copy "
-                    "or write it again."
-                ) from error
-        self._ends = np.cumsum(counts)
+                text = f"{file} is truncated, or no ArrayRecord file: {first_line(error)}."
+                raise DataError(text) from error
+        super().__init__(files, counts)
         self._records = ArrayRecordDataSource(self.files)
-
-    def __len__(self) -> int:
-        """Returns the number of records."""
-        return int(self._ends[-1])
 
     def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Reads records by one call; see `TFRecords.rows`."""
         records, numbers = np.empty(len(indices), object), indices.tolist()
         try:
             records[:] = self._records.__getitems__(numbers)
-        except RuntimeError as error:  # it does not tell which record
-            if len(numbers) == 1:
-                raise DataError(
-                    f"Damaged is {self.describe(numbers[0])}: {first_line(error)}. Copy or write "
-                    "the file again."
-                ) from error
-            for number in indices:
-                self.rows(np.array([number]))
+        except RuntimeError:  # it does not tell which record
+            for number in numbers:
+                try:
+                    self._records[number]
+                except RuntimeError as error:
+                    raise DataError(
+                        f"Damaged is {self.describe(number)}: {first_line(error)}."
+                    ) from error
             raise
         return {"record": records}
 
-    def describe(self, index: int) -> str:
-        """Returns the number and the file of a record, for messages."""
-        return _place(self.files, self._ends, index)
 
-
-def _place(files: Sequence[str], ends: np.ndarray, index: int) -> str:
-    number = int(np.searchsorted(ends, index, side="right"))
-    return f"record {index - int(ends[number - 1] if number else 0):,} of {files[number]}"
-
-
-def _source(
-    items: TFRecords | ArrayRecords, features: Mapping[str, Any] | None, decode: Decode | None
-) -> Source:
+def _source(items: _Records, features: Mapping[str, Any] | None, decode: Decode | None) -> Source:
     if features is None or not len(items):
         return Source(items, decode, files=items.files)
     # A plain tuple comes from a config.
@@ -232,8 +227,8 @@ def _located(file: str) -> np.ndarray:
                 head = os.pread(opened.fileno(), _HEAD, offset)
                 if len(head) == _HEAD and _checksum(head[:8]) != head[8:]:
                     raise DataError(
-                        f"{file} is compressed, damaged, or not a TFRecord file: no record begins "
-                        f"at byte {offset:,}. Decompress it, or copy or write it again."
+                        f"{file} is compressed, damaged, or no TFRecord file: no record begins at "
+                        f"{offset:,}."
                     )
                 length = int.from_bytes(head[:8], "little")
                 places.append((offset + _HEAD, length))
