@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.data.features import described
-from ddl.data.order import example_at
+from ddl.data.order import example_at, in_parts
 from ddl.data.source import Arrays, Source
 from ddl.data.stream import Stream
 from ddl.errors import ConfigError, DataError
@@ -76,8 +76,7 @@ def mix(sources: Sequence[Any], shares: Sequence[float]) -> Source:
 
     def located(indices: np.ndarray) -> np.ndarray:
         place = example_at(indices, 0, num_examples=int(ends[-1]), seed=0)
-        number = np.searchsorted(ends, place, side="right")
-        of_source = place - np.append(0, ends)[number]
+        number, of_source = in_parts(place, ends)
         return np.append(0, np.cumsum(lengths))[number] + of_source % lengths[number]
 
     return _combined(found, int(ends[-1]), located)
@@ -100,12 +99,9 @@ class _Combined:
         return getattr(self._sources[0].items, name)
 
     def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        indices = self._located(indices)
-        numbers = np.searchsorted(self._ends, indices, side="right")
-        parts = []
-        for number in np.unique(numbers):
-            source = self._sources[number]
-            parts.append(source.rows(indices[numbers == number] - self._ends[number] + len(source)))
+        numbers, indices = in_parts(self._located(indices), self._ends)
+        found = np.unique(numbers)
+        parts = [self._sources[number].rows(indices[numbers == number]) for number in found]
         if len(parts) == 1:
             return parts[0]
         places = np.argsort(np.argsort(numbers, kind="stable"))
@@ -131,8 +127,8 @@ def _alike(sources: Sequence[Any], user: str) -> list[Source]:
         raise DataError(f"{user} takes a list of at least one source, got {sources!r:.80}.")
     if any(isinstance(source, tf.data.Dataset | Stream) for source in sources):
         raise DataError(
-            f"{user} needs examples that are found by their indices, got a stream. A "
-            "tf.data.Dataset has its own methods: take, skip, concatenate, sample_from_datasets."
+            f"{user} needs examples with indices, got a stream. A tf.data.Dataset has methods of "
+            "its own: take, skip, concatenate, sample_from_datasets."
         )
     found = [source if isinstance(source, Source) else Source(source) for source in sources]
     first = found[0]

@@ -31,14 +31,11 @@ def as_source(data: Any, argument: str = "The data") -> Source | Stream:
     if isinstance(data, str | bytes):
         raise DataError(f"{argument} must be arrays or a reader of ddl.data, got {data!r:.60}.")
     parts = list(data.values()) if isinstance(data, Mapping) else data
-    if isinstance(parts, tuple | list):
-        sets = [type(one).__name__ for one in parts if isinstance(one, _SETS)]
-        if sets:
-            raise DataError(
-                f"{argument} must be one data set, got {len(sets)}: {', '.join(sets)}. Join them "
-                "by ddl.data.concatenate or mix; or pass a dict of them by name to "
-                "Trainer.train_data."
-            )
+    if isinstance(parts, tuple | list) and any(isinstance(one, _SETS) for one in parts):
+        raise DataError(
+            f"{argument} must be one data set, got {[type(one).__name__ for one in parts]}. Join "
+            "sets by ddl.data.concatenate or mix, or pass Trainer.train_data a dict by name."
+        )
     try:
         if isinstance(data, tf.data.Dataset | keras.utils.PyDataset | Iterator) or callable(data):
             return stream(data)
@@ -60,10 +57,7 @@ def sources_by_name(data: Any) -> dict[str, Source | Stream]:
     if not isinstance(data, Mapping) or not any(map(_is_set, data.values())):
         return {"": as_source(data, "Trainer.train_data")}
     if bad := [name for name in data if not isinstance(name, str) or not name]:
-        raise DataError(
-            "The name of a source in Trainer.train_data must be a text that is not empty, got "
-            f"{bad[0]!r}."
-        )
+        raise DataError(f"A source in Trainer.train_data needs a name of text, got {bad[0]!r}.")
     return {name: as_source(one, f"Trainer.train_data[{name!r}]") for name, one in data.items()}
 
 

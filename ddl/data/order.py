@@ -168,3 +168,14 @@ def _mixed(half_block: np.ndarray, key: np.ndarray, half: int) -> np.ndarray:
     mixed ^= mixed >> np.uint32(13)
     mixed *= _MULTIPLIERS[0]
     return mixed >> np.uint32(32 - half)
+
+
+def in_parts(index: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the number of the part in which each index lies, and its index in that part.
+
+    Args:
+      index: int64 [...], over all parts, one after the other.
+      ends: Length of each part and those before it, int64 [parts].
+    """
+    number = np.searchsorted(ends, index, side="right")
+    return number, index - np.append(0, ends)[number]

@@ -13,7 +13,7 @@ from ddl.data.batch import Batch, row_of, static_slice
 from ddl.data.features import checked_weight
 from ddl.data.iterators import iterator_of
 from ddl.data.order import batch_indices, steps_per_epoch
-from ddl.data.resident import ResidentArrays
+from ddl.data.resident import ResidentArrays, gather
 from ddl.data.source import Source
 from ddl.data.stream import Stream
 from ddl.devices.path import path_of
@@ -225,7 +225,7 @@ class BatchPipeline:
             # A constant, so that the graph can be simplified before it runs.
             element = {**element, "weight": tf.ones([size])}
         if batch.arrays:
-            features = self._arrays.gather(batch.arrays, element["index"])
+            features = gather(batch.arrays, element["index"], self.source.element_spec)
             return _weighted(features, element["weight"])
         spec = self.element_spec
         wide = {name for name, rows in element.items() if rows.dtype != spec[name].dtype}

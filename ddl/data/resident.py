@@ -63,14 +63,12 @@ class ResidentArrays:
         Raises:
           ConfigError: If `wanted` is True and the source is not numeric arrays.
         """
-        self._spec = source.element_spec
         self._arrays = numeric_arrays(source)
         if wanted is True and self._arrays is None:
             raise ConfigError(f"data_on_device = True needs arrays of numbers, got {source.name}.")
         small = sum(a.nbytes for a in (self._arrays or {}).values()) <= _RESIDENT_UP_TO_BYTES
-        self.are_used = self._arrays is not None and (
-            wanted is True or (wanted == "auto" and small)
-        )
+        is_wanted = small if wanted == "auto" else wanted
+        self.are_used = self._arrays is not None and is_wanted
         self._placed: tuple[tf.distribute.Strategy, dict[str, Any]] | None = None
 
     def on_devices(self, strategy: tf.distribute.Strategy) -> dict[str, Any]:
@@ -87,10 +85,6 @@ class ResidentArrays:
             with tf.init_scope():
                 self._placed = (strategy, on_each_replica(strategy, lambda _: values))
         return self._placed[1]
-
-    def gather(self, arrays: dict[str, tf.Tensor], indices: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Gathers the examples at `indices`, int64 [b], from `on_devices`. Replica context."""
-        return gather(arrays, indices, self._spec)
 
 
 def numeric_arrays(source: Any) -> dict[str, np.ndarray] | None:

@@ -1,5 +1,6 @@
 """Examples with random access: a length, an index, and one specification of all examples."""
 
+import contextlib
 import re
 import threading
 import time
@@ -241,23 +242,20 @@ class Source:
     def _columns(self, items: list[Any]) -> dict[str, np.ndarray] | None:
         """Returns the rows of items that are evidently like item 0; None of any others."""
         names = self.row_spec.keys()
-        try:
+        with contextlib.suppress(DataError):
             items = [named(item, "") if type(item) is tuple else item for item in items]
-        except DataError:
-            return None
         if not all(type(item) is dict and item.keys() == names for item in items):
             return None
         columns = {}
         for name, spec in self.row_spec.items():
             try:
-                column = np.array([item[name] for item in items])
+                columns[name] = column = np.array([item[name] for item in items])
             except (ValueError, TypeError):  # they differ in shape
                 return None
-            if column.dtype != spec.dtype.as_numpy_dtype or column.shape[1:] != spec.shape:
+            # Text may be anything else.
+            is_like = column.shape[1:] == spec.shape and column.dtype == spec.dtype.as_numpy_dtype
+            if not is_like or column.dtype == object:
                 return None
-            if column.dtype == object:  # text, which may be anything else
-                return None
-            columns[name] = column
         return columns
 
     def _read(self, numbers: list[int]) -> list[Any]:

@@ -17,6 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ddl.data.combine import subset
 from ddl.data.readers.image_folder import resized
 from ddl.data.readers.packaged import SPLITS, Split, digits, generator
 from ddl.data.readers.records import tf_records
@@ -77,10 +78,7 @@ def keras_dataset(name: KerasDatasetName, split: Split) -> tuple[np.ndarray, np.
 
 
 def imagenet(
-    split: Literal["train", "test"],
-    data_dir: str | os.PathLike[str] | None,
-    *,
-    image_shape: Sequence[int] = (224, 224, 3),
+    split: Split, data_dir: str | os.PathLike | None, *, image_shape: Sequence[int] = (224, 224, 3)
 ) -> Source:
     """Reads ImageNet. Random crops depend only on the run's seed, the epoch and the image.
 
@@ -182,16 +180,15 @@ def images(
     check_choice("images.name", name, get_args(ImagesName))
     check_choice("images.split", split, SPLITS)
     shape = tuple(image_shape)
-    if min(num_classes, *shape) < 1 or (num_examples is not None and num_examples < 1):
-        raise ConfigError(
-            f"images needs numbers of at least 1, got {shape}, {num_classes} and {num_examples}."
-        )
+    if min(num_classes, *shape) < 1:
+        raise ConfigError(f"images needs sizes of at least 1, got {shape} and {num_classes}.")
     if data_dir is not None and name not in ("imagenet", "synthetic"):
         raise ConfigError(f"images.data_dir is for ImageNet's records alone, got {name!r} too.")
     if name == "imagenet":
-        if num_classes != 1000 or num_examples is not None or one_hot:
-            raise ConfigError("imagenet has 1,000 classes, and takes no num_examples or one_hot.")
-        return imagenet(split, data_dir, image_shape=shape)
+        if num_classes != 1000 or one_hot:
+            raise ConfigError("imagenet has 1,000 classes, and takes no one_hot.")
+        source = imagenet(split, data_dir, image_shape=shape)
+        return source if num_examples is None else subset(source, num_examples)
     if name == "synthetic":
         image, label = _synthetic(split, shape, num_classes, num_examples, seed)
     else:
@@ -201,15 +198,10 @@ def images(
                 f"{name} has 10 classes and images of shape {image.shape[1:]}, but "
                 f"images.num_classes is {num_classes} and images.image_shape {shape}."
             )
-        if num_examples is not None and num_examples > len(image):
-            raise DataError(
-                f"{name} has {len(image):,} {split} images, but images.num_examples is "
-                f"{num_examples:,}."
-            )
-        image, label = image[:num_examples], label[:num_examples]
     if one_hot:
         label = np.eye(num_classes, dtype=np.float32)[label]
-    return Source({"image": image, "label": label})
+    source = Source({"image": image, "label": label})
+    return source if num_examples is None else subset(source, num_examples)
 
 
 def _synthetic(

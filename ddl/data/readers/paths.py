@@ -47,9 +47,7 @@ def found_files(files: Paths, name: str) -> list[str]:
 def _absence(path: str) -> str:
     if os.path.isdir(path):
         return f"{path} is a folder. Pass a pattern, such as {os.path.join(path, '*')!r}."
-    if "://" in path:
-        return f"{path} is no file of this machine. Mount the storage, or copy the files."
-    return f"no file is at or matches {path}. Correct the path; we are in {os.getcwd()}."
+    return f"no file of this machine is at or matches {path}; we are in {os.getcwd()}."
 
 
 def _check_shards(pattern: str, files: Sequence[str], name: str) -> None:

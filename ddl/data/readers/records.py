@@ -13,8 +13,8 @@ from typing import Any
 import google_crc32c
 import numpy as np
 import tensorflow as tf
-from google.protobuf.message import DecodeError
 
+from ddl.data.order import in_parts
 from ddl.data.readers.paths import Paths, found_files
 from ddl.data.source import Decode, Example, Source, first_line
 from ddl.errors import DataError, installing
@@ -105,9 +105,8 @@ class _Records:
 
     def describe(self, index: int) -> str:
         """Returns the number and the file of a record, for messages."""
-        number = int(np.searchsorted(self._ends, index, side="right"))
-        first = int(self._ends[number - 1]) if number else 0
-        return f"record {index - first:,} of {self.files[number]}"
+        number, place = in_parts(np.int64(index), self._ends)
+        return f"record {place:,} of {self.files[number]}"
 
 
 class TFRecords(_Records):
@@ -127,7 +126,7 @@ class TFRecords(_Records):
     def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Reads records in the order in which they lie."""
         records = np.empty(len(indices), object)
-        file_numbers = np.searchsorted(self._ends, indices, side="right")
+        file_numbers, _ = in_parts(indices, self._ends)
         for number in np.unique(file_numbers):
             places = np.flatnonzero(file_numbers == number)
             try:
@@ -178,14 +177,12 @@ class ArrayRecords(_Records):
         records, numbers = np.empty(len(indices), object), indices.tolist()
         try:
             records[:] = self._records.__getitems__(numbers)
-        except RuntimeError:  # it does not tell which record
-            for number in numbers:
-                try:
-                    self._records[number]
-                except RuntimeError as error:
-                    raise DataError(
-                        f"Damaged is {self.describe(number)}: {first_line(error)}."
-                    ) from error
+        except RuntimeError as error:
+            if len(numbers) == 1:
+                text = f"Damaged is {self.describe(numbers[0])}: {first_line(error)}."
+                raise DataError(text) from error
+            for number in numbers:  # the error does not tell which record
+                self.rows(np.array([number]))
             raise
         return {"record": records}
 
@@ -199,14 +196,8 @@ def _source(items: _Records, features: Mapping[str, Any] | None, decode: Decode 
     try:
         tf.io.parse_single_example(record, kinds)
     except (tf.errors.InvalidArgumentError, TypeError, ValueError) as error:
-        try:
-            held = tf.train.Example.FromString(record).features.feature
-        except DecodeError:
-            held = {}
-        found = [f"{name} ({held[name].WhichOneof('kind')})" for name in sorted(held)]
         raise DataError(
-            f"The features do not fit {items.describe(0)}: {first_line(error)}. It holds "
-            f"{', '.join(found) or 'no tf.train.Example'}. Correct the features."
+            f"The features do not fit {items.describe(0)}: {first_line(error)}. Correct them."
         ) from error
 
     def parse(item: dict[str, tf.Tensor], seed: tf.Tensor) -> Example:

@@ -142,9 +142,8 @@ def _as_float32(name: str, values: np.ndarray, file: str, alone: bool) -> np.nda
     if alone and changed.any() and (values % 1 == 0).all():
         row = int(np.argmax(changed))
         reason = (
-            f"it becomes float32, which would change whole numbers, this one to {rounded[row]:.0f}."
-            " Number ids anew from 0 on, in integers in all files. If these are measurements, list "
-            f"the column in table.features, such as [{name!r}]"
+            f"float32 would make {rounded[row]:.0f} of it. Number ids anew from 0 on, in integers "
+            f"in all files; or list a column of measurements in table.features, as [{name!r}]"
         )
         raise _refused(repr(name), values[row], row, file, reason)
     return rounded

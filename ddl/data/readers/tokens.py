@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from ddl.data.order import in_parts
 from ddl.data.readers.paths import Paths, found_files
 from ddl.data.source import Source
 from ddl.errors import ConfigError, DataError, check_choice
@@ -84,11 +85,10 @@ class Windows:
     def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the windows at indices, int64 [b], as arrays [b, length]."""
         found = np.empty([len(indices), self._length + 1], np.int64)
-        numbers = np.searchsorted(self._ends, indices, side="right")
+        numbers, indices = in_parts(indices, self._ends)
         for number in np.unique(numbers):
             own = numbers == number
-            before = self._ends[number - 1] if number else 0
-            starts = (indices[own] - before)[:, np.newaxis] * self._length
+            starts = indices[own, np.newaxis] * self._length
             found[own] = self._texts[number][starts + np.arange(self._length + 1)]
         return {"token": found[:, :-1], "next_token": found[:, 1:]}
 
@@ -194,10 +194,8 @@ class PackedRows:
           row: Row of each piece, int64 [n], not falling, none left out.
           length: Tokens of a row.
         """
-        self._documents = documents
-        self._pieces = pieces
+        self._documents, self._pieces, self._length = documents, pieces, length
         self._first = np.concatenate([[0], np.cumsum(np.bincount(row))])
-        self._length = length
         self.digest = zlib.crc32(self._pieces.tobytes(), zlib.crc32(self._first.tobytes()))
 
     def __len__(self) -> int:
@@ -220,13 +218,8 @@ class PackedRows:
         continues = np.zeros(shape, bool)
         continues[:, :-1] = (segment[:, 1:] == segment[:, :-1]) & (segment[:, 1:] > 0)
         following[:, :-1] = np.where(continues[:, :-1], token[:, 1:], 0)
-        return {
-            "token": token,
-            "next_token": following,
-            "token_weight": continues.astype(np.float32),
-            "segment": segment,
-            "position": position,
-        }
+        found = {"token": token, "next_token": following, "segment": segment, "position": position}
+        return found | {"token_weight": continues.astype(np.float32)}
 
 
 def _mapped(file: str, dtype: np.dtype) -> np.ndarray:
