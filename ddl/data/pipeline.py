@@ -26,7 +26,7 @@ from ddl.seeds import hashed
 _ENDLESS = 2**62
 _SEED, _PADDING = "ddl_seed", "ddl_padding"  # columns beside the features of an item
 _AHEAD = 4  # batches: enough to keep the devices busy when one takes longer than others
-_BLOCK_BYTES, _BLOCK_ROWS = 4 << 20, 2048  # that one call of Python reads, at least one update
+_BLOCK_BYTES, _BLOCK_ROWS, _BLOCK = 4 << 20, 2048, 16  # bytes, rows, updates of a call of Python
 _UNROLLED = 16  # examples that one call of tf.data decodes
 _LEAST_THREADS = 8  # with two threads, tf.data wakes one for nearly each example
 
@@ -364,7 +364,7 @@ class BatchPipeline:
         """Returns the updates of `size` rows that one call of Python reads."""
         assert isinstance(self.source, Source)
         row = 8 if self.resident else max(1, self.source.row_bytes)
-        return max(1, min(_BLOCK_BYTES // (row * size), _BLOCK_ROWS // size))
+        return max(1, min(_BLOCK_BYTES // (row * size), _BLOCK_ROWS // size, _BLOCK))
 
     def _read(self, workers: Workers, update: int, count: int) -> dict[str, np.ndarray]:
         """Reads the rows of this process in updates, with their weights, padding and seeds."""

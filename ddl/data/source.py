@@ -211,7 +211,7 @@ class Source:
             rows = self.rows(np.array([index]))
             item = {name: tf.constant(column[0]) for name, column in rows.items()}
             try:
-                self.decoded(item, tf.zeros([2], tf.int64))
+                self.decode(item, tf.zeros([2], tf.int64))  # its errors are shorter than a graph's
             except tf.errors.OpError as error:
                 describe = getattr(self.items, "describe", f"item {{:,}} of {self.name}".format)
                 return DataError(

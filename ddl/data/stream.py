@@ -199,15 +199,14 @@ class Stream:
         spec, what = self._first.map(self._named).element_spec, f"An element of {self.name}"
         rows, count = _rows_in(spec), int(self._first.cardinality())
         operation = _batch_operation(self._first)
-        made = _rows_in(operation.element_spec) if operation is not None else 0
+        made = 0 if operation is None else _rows_in(operation.element_spec)
         if self._is_batched is None:
             if rows is None and operation is None and all(s.shape.rank == 1 for s in spec.values()):
                 raise DataError(
                     f"{what} may be a batch, or vary in length: {described(spec)}. {_AS_BATCHES}"
                 )
             # Another number of rows than the operation made is no longer its batch.
-            is_batch = operation is not None and rows > 0 and made in (None, rows)
-            self._is_batched = rows is None or is_batch
+            self._is_batched = rows is None or (rows > 0 and made in (None, rows))
         self.element_spec = _example_spec(spec, self._is_batched, what)
         if not self._is_batched or count < 0:
             return count

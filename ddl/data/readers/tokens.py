@@ -16,7 +16,7 @@ from ddl.errors import ConfigError, DataError, check_choice
 
 Encode: TypeAlias = Callable[[list[bytes]], Sequence[Sequence[int]]]
 
-_COMPRESSED = (".gz", ".zst", ".xz", ".bz2", ".zip")
+_OTHERS = (".gz", ".zst", ".xz", ".bz2", ".zip", ".npy")
 _PACKING = 0x7061636B  # part of the key of the random order in which documents are packed
 
 
@@ -224,8 +224,8 @@ class PackedRows:
 
 def _mapped(file: str, dtype: np.dtype) -> np.ndarray:
     """Returns a file's tokens, memory-mapped, integers [n]."""
-    if file.endswith(_COMPRESSED):
-        raise DataError(f"{file} must not be compressed: it is read anywhere. Decompress it.")
+    if file.endswith(_OTHERS):
+        raise DataError(f"{file} must be plain text or numbers. Decompress it, or pass np.load(…).")
     size = os.path.getsize(file)
     if size % dtype.itemsize:
         raise DataError(f"{file} has {size:,} bytes, no whole number of {dtype}. Set tokens.dtype.")
