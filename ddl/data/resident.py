@@ -136,6 +136,16 @@ def on_each_replica(strategy: tf.distribute.Strategy, values: Any) -> Any:
         # In a cluster, replica ids are global, whereas `devices` are local to this worker.
         own = context.replica_id_in_sync_group % len(devices) if devices else 0
         with tf.device(devices[own] if devices else None):
-            return {name: tf.constant(array) for name, array in values(own).items()}
+            return {name: tf.constant(_Once(array)) for name, array in values(own).items()}
 
     return strategy.experimental_distribute_values_from_function(on_device)
+
+
+class _Once:
+    """An array that TensorFlow copies once: of a plain one, which may change, it makes two."""
+
+    def __init__(self, array: np.ndarray):
+        self._array = array
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return self._array

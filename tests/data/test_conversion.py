@@ -66,8 +66,8 @@ def test_other_data_are_streamed(data, streamed):
 
 
 UNFIT = [
-    ((SET, SOURCE), "D must be one data set, got .*Dataset', 'Source'. .*concatenate .*mix"),
-    ({"x": SOURCE, "y": X}, "D must be one data set, got .'Source', 'ndarray'. .*by name"),
+    ((SET, SOURCE), "D must be one data set, got .*Dataset', 'Source'.*concatenate or mix"),
+    ({"x": SOURCE, "y": X}, "D must be one data set, got .'Source', 'ndarray'.*by name"),
     (None, "NoneType has no __len__. .*\n  in D$"),
     ("data.csv", "D must be arrays or a reader .* 'data.csv'"),
     (X, "Item 0 of ndarray must be a dict of features.*(\n.*)*\n  in D$"),

@@ -2,14 +2,17 @@
 
 import gc
 import sys
+import weakref
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from ddl.data import BatchPipeline
 from ddl.data.stream import stream
 from ddl.errors import ConfigError, DataError
+from tests.conftest import make_strategy
 
 N = 11
 X = np.arange(2 * N, dtype=np.float32).reshape(N, 2)
@@ -321,3 +324,30 @@ def test_generators_outlive_what_made_them():
     batches = iter(stream(made).batches(4, 0))
     gc.collect()
     assert next(batches)["label"].numpy().tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["data sets", "generators", "generators in data sets"])
+def test_what_a_function_holds_is_freed_with_the_iterator(kind):
+    """TensorFlow keeps functions of Python for good."""
+
+    class Held:
+        rows = X
+
+    held = Held()
+    spec = {"x": tf.TensorSpec([2])}
+    functions = {
+        "data sets": lambda: tf.data.Dataset.from_tensor_slices({"x": held.rows}),
+        "generators": lambda: ({"x": row} for row in held.rows),
+        "generators in data sets": lambda: tf.data.Dataset.from_generator(
+            functions["generators"], output_signature=spec
+        ),
+    }
+    pipeline = BatchPipeline(stream(functions[kind]), 4)
+    iterator = pipeline.iterator(make_strategy("one_device", 1))
+    for _ in range(7):
+        next(iterator)
+    held, found = None, weakref.ref(held)
+    del pipeline, iterator
+    functions.clear()
+    gc.collect()
+    assert found() is None

@@ -190,10 +190,11 @@ class ArrayRecords(_Records):
 def _source(items: _Records, features: Mapping[str, Any] | None, decode: Decode | None) -> Source:
     if features is None or not len(items):
         return Source(items, decode, files=items.files)
-    # A plain tuple comes from a config.
-    kinds = {n: tf.io.FixedLenFeature(*f) if type(f) is tuple else f for n, f in features.items()}
     record = items.rows(np.zeros(1, np.int64))["record"][0]
     try:
+        kinds = {  # a plain tuple comes from a config
+            n: tf.io.FixedLenFeature(*f) if type(f) is tuple else f for n, f in features.items()
+        }
         tf.io.parse_single_example(record, kinds)
     except (tf.errors.InvalidArgumentError, TypeError, ValueError) as error:
         raise DataError(
