@@ -94,7 +94,7 @@ def check_same_classes(train: Any, evaluation: Any) -> None:
         ours, theirs = map(", ".join, names)
         raise DataError(
             f"Training data have the classes {ours}, evaluation data {theirs}. Give both the same "
-            "class folders, or the same class_names."
+            "class folders."
         )
 
 
@@ -118,8 +118,12 @@ def data_errors(*sources: Any) -> Iterator[None]:
     except tf.errors.OpError as error:
         # It may have been set before the block: the data are read some batches ahead.
         for source in sources:
-            if source.error is not None:
-                raise _of_reader(source) from None
+            if (own := source.error) is not None:
+                source.error = None
+                if isinstance(own, DataError) or not repeats(own):
+                    raise own from None
+                known = f"{source.name} could not be read: {type(own).__name__}: {own}. Correct it."
+                raise DataError(known) from None
         text = str(error.message)
         if error.error_code not in _CODES_OF_DATA or not _OF_DATA.search(text):
             raise
@@ -133,17 +137,6 @@ def data_errors(*sources: Any) -> Iterator[None]:
         place = place_of(error) if "Traceback (most recent" in text else None
         note = f"\n{place.note}" if place else ""
         raise DataError(f"Reading or processing a batch failed: {reason}{note}") from None
-
-
-def _of_reader(source: Any) -> Exception:
-    """Returns the error that a reader raised, as it is to be raised again."""
-    error: Exception = source.error
-    source.error = None
-    if isinstance(error, DataError) or not repeats(error):
-        return error
-    return DataError(
-        f"{source.name} could not be read: {type(error).__name__}: {error}. Correct it."
-    )
 
 
 def _unescaped(reason: str) -> str:

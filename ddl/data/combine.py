@@ -111,7 +111,7 @@ class _Combined:
 def _combined(sources: Sequence[Source], length: int, located: _Located) -> Source:
     items: Any = _Combined(sources, length, located)
     in_memory = (
-        isinstance(one.items, Arrays)
+        type(one.items) is Arrays
         and not any(isinstance(array, np.memmap) for array in one.items.arrays.values())
         for one in sources
     )

@@ -45,7 +45,7 @@ def named(example: Any, what: str) -> dict[str, Any]:
     return dict(example)
 
 
-def array_of(value: Any, name: str) -> np.ndarray:
+def array_of(value: Any, name: str, what: str) -> np.ndarray:
     """Converts a feature into an array; text becomes Python objects, which keep zero bytes.
 
     Raises:
@@ -60,8 +60,8 @@ def array_of(value: Any, name: str) -> np.ndarray:
         return np.asarray(value, object)
     except ValueError as error:
         raise DataError(
-            f"Feature {name!r} must be an array of numbers or text, but NumPy could not convert "
-            f"it: {str(error).rstrip('.')}. {ONE_LENGTH}"
+            f"Feature {name!r} of {what} must be an array of numbers or text, but NumPy could not "
+            f"convert it: {str(error).rstrip('.')}. {ONE_LENGTH}"
         ) from error
 
 

@@ -232,15 +232,7 @@ class BatchPipeline:
         return {**element, **{name: narrowed(element[name], spec[name].dtype) for name in wide}}
 
     def microbatch(
-        self,
-        batch: Batch,
-        features: Mapping[str, tf.Tensor],
-        number: tf.Tensor | int = 0,
-        *,
-        training: bool,
-        step: tf.Tensor,
-        position: tf.Tensor | None = None,
-        draws: int = 0,
+        self, batch: Batch, features: Mapping[str, tf.Tensor], number: Any = 0, **others: Any
     ) -> Microbatch:
         """Builds the `Microbatch` that layers query, for the rows of `examples`. Replica context.
 
@@ -248,22 +240,16 @@ class BatchPipeline:
           batch: The batch.
           features: The result of `examples`.
           number: Microbatch number within the global batch, int32 [].
-          training: As in `Microbatch`.
-          step: As in `Microbatch`.
-          position: As in `Microbatch`.
-          draws: As in `Microbatch`.
+          **others: `training`, `step`, `position` and `draws` of `Microbatch`.
         """
         return Microbatch(
             seed=self.seed,
-            training=training,
             counter=batch.counter,
             first_row=self._first_row(number),
             rows=self._rows_of_replica(),
             mask=None if self.always_full else features["weight"] > 0,
-            position=position,
-            draws=draws,
             weight=features["weight"],
-            step=step,
+            **others,
         )
 
     def first_examples(self, count: int) -> dict[str, tf.Tensor]:

@@ -10,17 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ddl.data.features import (
-    array_of,
-    check_like_first,
-    check_weight_spec,
-    check_weights,
-    checked_spec,
-    named,
-    spec_of,
-    taken_by_tensorflow,
-    tensorflow_dtype,
-)
+from ddl.data import features
 from ddl.errors import DataError, check_takes, definition_of
 from ddl.seeds import drawn_by_state
 from ddl.user_code import repeats
@@ -51,7 +41,9 @@ class Arrays:
           DataError: If there are none; if their lengths differ; or if an array is a scalar or has a
             dtype that TensorFlow lacks.
         """
-        self.arrays = {n: _as_array(n, one) for n, one in named(arrays, "The data").items()}
+        self.arrays = {
+            n: _as_array(n, one) for n, one in features.named(arrays, "The data").items()
+        }
         first, *others = self.arrays
         for name in others:
             if len(self.arrays[name]) != len(self.arrays[first]):
@@ -76,13 +68,13 @@ class Arrays:
 
 def _as_array(name: str, data: Any) -> np.ndarray:
     # A map of a file stays one; other subclasses become plain arrays.
-    array = data if isinstance(data, np.memmap) else array_of(data, name)
+    array = data if isinstance(data, np.memmap) else features.array_of(data, name, "The data")
     if array.ndim == 0:
         raise DataError(
             f"Feature {name!r} must have shape [examples, …], got one value, {array.item()!r:.60}."
         )
     if array.dtype == object:
-        tensorflow_dtype(name, array)
+        features.tensorflow_dtype(name, array)
     return array
 
 
@@ -145,14 +137,14 @@ class Source:
         if not self._length:
             raise DataError(f"{self.name} must have at least one example, got 0. Correct its data.")
         first = self._first()
-        self.row_spec = spec_of(first)
+        self.row_spec = features.spec_of(first)
         self.row_bytes = sum(
             sum(map(len, v.flat)) if v.dtype == object else v.nbytes for v in first.values()
         )
         self.element_spec = self.row_spec if decode is None else self._decoded_spec(decode)
-        check_weight_spec(self.element_spec, self.name)
+        features.check_weight_spec(self.element_spec, self.name)
         if self.arrays is not None and (weight := self.arrays.get("weight")) is not None:
-            check_weights(weight, self.name)
+            features.check_weights(weight, self.name)
             if not weight.any():
                 raise DataError(f"Feature 'weight' is 0 for all {len(weight):,} examples.")
 
@@ -186,7 +178,7 @@ class Source:
         try:
             rows = self._rows(indices)
             if "weight" in rows:
-                check_weights(rows["weight"], self.name)
+                features.check_weights(rows["weight"], self.name)
             return rows
         except Exception as error:
             self.error = error
@@ -225,7 +217,7 @@ class Source:
     def _rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         if self._read_rows is not None:
             rows = self._read_rows(indices)
-            return {name: taken_by_tensorflow(column) for name, column in rows.items()}
+            return {name: features.taken_by_tensorflow(column) for name, column in rows.items()}
         numbers = indices.tolist()
         with self._lock:  # a user's object may hold an open file
             items = self._read(numbers)
@@ -233,9 +225,11 @@ class Source:
                 return columns
             examples = [self._example(*one) for one in zip(numbers, items, strict=True)]
         for number, example in zip(numbers, examples, strict=True):
-            check_like_first(spec_of(example), self.row_spec, f"Item {number:,} of {self.name}")
+            features.check_like_first(
+                features.spec_of(example), self.row_spec, f"Item {number:,} of {self.name}"
+            )
         return {
-            name: taken_by_tensorflow(np.stack([one[name] for one in examples]))
+            name: features.taken_by_tensorflow(np.stack([one[name] for one in examples]))
             for name in self.row_spec
         }
 
@@ -243,7 +237,7 @@ class Source:
         """Returns the rows of items that are evidently like item 0; None of any others."""
         names = self.row_spec.keys()
         with contextlib.suppress(DataError):
-            items = [named(item, "") if type(item) is tuple else item for item in items]
+            items = [features.named(item, "") if type(item) is tuple else item for item in items]
         if not all(type(item) is dict and item.keys() == names for item in items):
             return None
         columns = {}
@@ -284,10 +278,8 @@ class Source:
 
     def _example(self, number: int, item: Any) -> dict[str, np.ndarray]:
         what = f"Item {number:,} of {self.name}"
-        try:
-            return {name: array_of(value, name) for name, value in named(item, what).items()}
-        except DataError as error:
-            raise error if what in str(error) else DataError(f"{what}: {error}") from error
+        named = features.named(item, what)
+        return {name: features.array_of(value, name, what) for name, value in named.items()}
 
     def _check_protocol(self) -> None:
         indexed = self._read_items is not None or self._read_rows is not None
@@ -320,7 +312,7 @@ class Source:
 
         def example(item: dict[str, tf.Tensor], seed: tf.Tensor) -> dict[str, tf.Tensor]:
             made = tf.autograph.experimental.do_not_convert(decode)(item, seed)
-            return named(made, definition_of(decode))
+            return features.named(made, definition_of(decode))
 
         self._decode = tf.function(example, autograph=False).get_concrete_function(
             self.row_spec, tf.TensorSpec([2], tf.int64)
@@ -330,7 +322,7 @@ class Source:
                 f"{definition_of(decode)} draws random numbers by {drawn}, which a resumed run "
                 "would draw differently. Pass the seed to tf.random.stateless_uniform or the like."
             )
-        return checked_spec(self._decode.structured_outputs, definition_of(decode))
+        return features.checked_spec(self._decode.structured_outputs, definition_of(decode))
 
 
 def first_line(error: Exception) -> str:

@@ -14,16 +14,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from ddl.data.features import (
-    array_of,
-    check_like_first,
-    check_weight_spec,
-    checked_spec,
-    checked_weight,
-    described,
-    named,
-    spec_of,
-)
+from ddl.data import features
 from ddl.data.order import steps_per_epoch
 from ddl.data.source import are_same, first_line
 from ddl.errors import DataError, check_takes, definition_of
@@ -123,7 +114,7 @@ class Stream:
         self._first: Any = None
         self._first = self._dataset(0)
         known = self._find_elements()
-        check_weight_spec(self.element_spec, name)
+        features.check_weight_spec(self.element_spec, name)
         self.is_endless = known == tf.data.INFINITE_CARDINALITY
         self.num_examples = known if known >= 0 else None
         examples = self._passes(_COMPARED, 0, 1)
@@ -203,7 +194,7 @@ class Stream:
         if self._is_batched is None:
             if rows is None and operation is None and all(s.shape.rank == 1 for s in spec.values()):
                 raise DataError(
-                    f"{what} may be a batch, or vary in length: {described(spec)}. {_AS_BATCHES}"
+                    f"{what} may be a batch, or vary: {features.described(spec)}. {_AS_BATCHES}"
                 )
             # Another number of rows than the operation made is no longer its batch.
             self._is_batched = rows is None or (rows > 0 and made in (None, rows))
@@ -268,9 +259,10 @@ class Stream:
 
     @tf.autograph.experimental.do_not_convert
     def _named(self, *element: Any) -> dict[str, tf.Tensor]:
-        features = named(element[0] if len(element) == 1 else element, f"An element of {self.name}")
-        ragged = {n: one for n, one in features.items() if isinstance(one, tf.RaggedTensor)}
-        return features | {n: one.to_tensor(shape=one.shape) for n, one in ragged.items()}
+        what = f"An element of {self.name}"
+        example = features.named(element[0] if len(element) == 1 else element, what)
+        ragged = {n: one for n, one in example.items() if isinstance(one, tf.RaggedTensor)}
+        return example | {n: one.to_tensor(shape=one.shape) for n, one in ragged.items()}
 
     @tf.autograph.experimental.do_not_convert
     def _counted(self, before: tf.Tensor, batch: Any) -> tuple[tf.Tensor, Any]:
@@ -303,7 +295,7 @@ class Stream:
         """Pads a batch to `size` rows with weight 0, and keeps some of them."""
         rows = tf.cast(_rows_of(batch), tf.int32)
         batch = {"weight": tf.ones([rows]), **batch}
-        batch["weight"] = checked_weight(batch["weight"])
+        batch["weight"] = features.checked_weight(batch["weight"])
 
         def gathered() -> dict[str, tf.Tensor]:
             chosen = {name: tf.gather(values, kept % rows) for name, values in batch.items()}
@@ -356,15 +348,17 @@ class Stream:
     def _checked(self, number: int, element: Any) -> dict[str, np.ndarray]:
         where = f"Element {number:,} of {self.name}"
         # Copies: a generator may fill its arrays anew.
-        features = {n: np.array(array_of(value, n)) for n, value in named(element, where).items()}
-        form = tuple((n, v.dtype, v.shape) for n, v in features.items())
-        if form in self._forms and all(v.dtype != object for v in features.values()):
-            return features
-        spec = _example_spec(spec_of(features), self._yields_batches, where)
-        self.element_spec = self.element_spec or spec
-        check_like_first(spec, self.element_spec, where)
-        self._forms.add(form)
-        return features
+        named = features.named(element, where)
+        example = {
+            name: np.array(features.array_of(one, name, where)) for name, one in named.items()
+        }
+        form = tuple((name, one.dtype, one.shape) for name, one in example.items())
+        if form not in self._forms or any(one.dtype == object for one in example.values()):
+            spec = _example_spec(features.spec_of(example), self._yields_batches, where)
+            self.element_spec = self.element_spec or spec
+            features.check_like_first(spec, self.element_spec, where)
+            self._forms.add(form)
+        return example
 
     @contextlib.contextmanager
     def _data_errors(self) -> Iterator[None]:
@@ -405,10 +399,10 @@ def _example_spec(
     if is_batch:
         if _rows_in(spec) == 0:
             raise DataError(
-                f"{what} must be a batch, features of equal first dimension, got {described(spec)}."
+                f"{what} must be features of equal length, got {features.described(spec)}."
             )
         spec = {name: tf.TensorSpec(one.shape[1:], one.dtype, name) for name, one in spec.items()}
-    return checked_spec(spec, what)
+    return features.checked_spec(spec, what)
 
 
 def _rows_in(spec: Any) -> int | None:

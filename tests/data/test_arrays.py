@@ -76,7 +76,10 @@ UNFIT = [
     ({"x": 3.0}, "'x' must have shape .examples, .* got one value, 3.0"),
     ({"x": tf.ragged.constant([[1], [2, 3]])}, "got one value, <tf.RaggedTensor"),
     ({"x": [1, 2], "y": [1]}, "'x' has 2 and 'y' has 1"),
-    ({"x": [[1, 2], [3]]}, "'x' must be an array .*: .*[^.]. Pad all to one length, or pack"),
+    (
+        {"x": [[1, 2], [3]]},
+        "'x' of The data must be an array .*: .*[^.]. Pad all to one length, or pack",
+    ),
     ({"x": np.array([{}, 2], object)}, "'x' must be numbers or text .* objects, such as {}"),
     ({"x": ["a", 2]}, "'x' must be numbers or text .* objects, such as 2"),
     ({"x": np.array(["2020-01-01"], "datetime64[D]")}, "'x' has dtype datetime64"),

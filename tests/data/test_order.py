@@ -60,15 +60,6 @@ def test_each_position_gets_each_example_equally_often(num_examples):
     assert_likely(cells, np.outer(sums, sums) / num_examples * orders, 49)
 
 
-@pytest.mark.parametrize("num_examples", [1000, 4096, 50_000])
-def test_an_example_and_the_next_one_have_any_distance(num_examples):
-    orders = max(1, 100_000 // num_examples)
-    distances = [np.diff(order(num_examples, seed=seed)) % num_examples for seed in range(orders)]
-    cells = (np.concatenate(distances) - 1) * 64 // (num_examples - 1)
-    sizes = np.bincount(np.arange(num_examples - 1) * 64 // (num_examples - 1))
-    assert_likely(np.bincount(cells, minlength=64), sizes * orders, 63)
-
-
 @pytest.mark.parametrize("num_examples", [1000, 60_000, 65_537])
 def test_batches_are_as_mixed_as_random_ones(num_examples):
     """The mean index of a batch of 32 has variance n²/12/32."""

@@ -65,13 +65,11 @@ def test_items_become_rows(kind):
 
 VALUES = [
     (3, tf.int64, []),
-    (2.5, tf.float64, []),
     (True, tf.bool, []),
     ("text", tf.string, []),
     (b"jpeg\0", tf.string, []),
     (["a\0", "b"], tf.string, [2]),
     (np.arange(2, dtype=">i4"), tf.int32, [2]),
-    (np.arange(6).reshape(2, 3).T, tf.int64, [3, 2]),
     (np.array(np.nan, tf.bfloat16.as_numpy_dtype), tf.bfloat16, []),
     (tf.constant([1, 2], tf.uint8), tf.uint8, [2]),
     (LikeTorch(), tf.float64, [2, 1]),
@@ -116,15 +114,12 @@ class Changing(list):
 FRAME = types.SimpleNamespace(__len__=0, __getitem__=0, columns=0, to_numpy=0)
 UNFIT = [
     (iter([]), None, "list_iterator has no __len__. .* ddl.data.stream"),
-    ({1, 2}, None, "set has no __getitem__. Pass a generator"),
     (FRAME, None, "Namespace is indexed by columns. .*to_numpy"),
     ([], None, "list must have at least one example, got 0. Correct its data"),
     ([5], None, "Item 0 of list must be a dict of features, or a tuple .* got 5"),
-    (np.zeros([3, 2]), None, "Item 0 of ndarray must be a dict"),
     ([{"x": None}], None, "Feature 'x' of Item 0 of list is None. Leave it out"),
     ([{"x": object()}], None, "'x' must be numbers or text .*Python objects, such as <obj"),
-    ([{"x": np.datetime64("2020")}], None, "'x' has dtype datetime64.*lacks"),
-    ([{"x": [[1], [2, 3]]}], None, "Item 0 of list: .*'x' .* Pad all to one length, or pack"),
+    ([{"x": [[1], [2, 3]]}], None, "'x' of Item 0 of list .* Pad all to one length, or pack"),
     (Changing([0]), None, "Two reads of item 0 of Changing differ.*decode"),
     ([{"weight": 1}], None, "'weight' of list must be one float .* got int64 of shape"),
     ([{"x": 1}], lambda i, s: {"x": tf.random.uniform([])}, "test_source.py.*draws .*stateless"),
@@ -153,7 +148,7 @@ OTHER = [
     ({"x": ["a", "b"]}, LIKE + "x string"),
     ({"y": [1, 2]}, LIKE + "y int64"),
     ({"x": [1, 2], "y": 1}, LIKE + "x int64 .*, y int64"),
-    ({"x": [[1], [2, 3]]}, "Item 4 of list: Feature 'x' .*NumPy could not convert it"),
+    ({"x": [[1], [2, 3]]}, "'x' of Item 4 of list .*NumPy could not convert it"),
     (3, "Item 4 of list must be a dict of features"),
 ]
 

@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from ddl.data.source import Decode, Example, Source
-from ddl.errors import ConfigError, DataError, check_no_text
+from ddl.data.source import Arrays, Decode, Example, Source
+from ddl.errors import ConfigError, DataError
 
 _ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
 
@@ -20,7 +20,6 @@ def image_folder(
     size: Sequence[int],
     *,
     channels: int = 3,
-    class_names: Sequence[str] | None = None,
     decode: Decode | None = None,
 ) -> Source:
     """Reads labelled images from one folder for each class: train/cat/1.jpg, train/dog/7.png.
@@ -28,6 +27,7 @@ def image_folder(
     Files are JPEG, PNG, BMP, WebP or GIF (first frame), at any depth below the folder of their
     class. A warning counts files of other names; those that begin with a dot are left out without a
     word. All images are resized to one size, with anti-aliasing, regardless of their aspect ratio.
+    Training and evaluation data need the same classes.
 
         source = ddl.data.image_folder("flowers/train", (224, 224))
         source.items.class_names  # ("daisy", "rose", …): the names of labels 0, 1, …
@@ -36,8 +36,6 @@ def image_folder(
       directory: Folder that holds a folder for each class.
       size: Height and width of the images.
       channels: 1 for gray (JPEG and PNG alone), 3 for RGB, 4 for RGBA (PNG and BMP alone).
-      class_names: Names of the folders in the order of their labels. None: all folders, sorted. Set
-        it where training or evaluation data lack a class: one that is named here may be missing.
       decode: Makes an example of {"image": uint8 [height, width, channels], "label": int64 []} and
         a seed, as in `Source`.
 
@@ -46,16 +44,15 @@ def image_folder(
 
     Raises:
       ConfigError: If `size` or `channels` is out of range.
-      DataError: If the folder is missing or holds no folders, a class has no images, images lie
-        beside the folders, or `class_names` leaves out a folder or repeats one.
+      DataError: If the folder is missing or holds no folders, a class has no images, or images lie
+        beside the folders.
     """
     shape = (*size, channels)
     if len(shape) != 3 or min(shape) < 1 or channels not in (1, 3, 4):
         raise ConfigError(
             f"image_folder needs size, height and width, and 1, 3 or 4 channels, got {shape}."
         )
-    check_no_text("image_folder.class_names", class_names)
-    items = ImageFiles(directory, class_names)
+    items = ImageFiles(directory)
 
     def decoded(item: dict[str, tf.Tensor], seed: tf.Tensor) -> Example:
         content = tf.io.read_file(item["file"])
@@ -78,33 +75,25 @@ def resized(pixels: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
     return tf.ensure_shape(tf.cond(is_same, lambda: pixels, other), shape)
 
 
-class ImageFiles:
+class ImageFiles(Arrays):
     """Paths and labels of image files: items of a `Source`.
 
     Attributes:
       class_names: Name of each label.
       files: Paths, class by class.
-      labels: int64 [files].
     """
 
-    def __init__(self, directory: str | os.PathLike[str], class_names: Sequence[str] | None = None):
+    def __init__(self, directory: str | os.PathLike[str]):
         """Lists the files; reads none of them.
 
         Args:
           directory: See `image_folder`.
-          class_names: See `image_folder`.
 
         Raises:
           DataError: See `image_folder`.
         """
         folder, self.files = os.fspath(directory), []
-        found = _class_folders(folder)
-        self.class_names = tuple(found if class_names is None else class_names)
-        if {*found} - {*self.class_names} or len({*self.class_names}) < len(self.class_names):
-            raise DataError(
-                f"image_folder.class_names must name each folder in {folder} once: "
-                f"{', '.join(found)}; got {', '.join(self.class_names)}."
-            )
+        self.class_names = _class_folders(folder)
         labels: list[int] = []
         others: list[str] = []
         for label, name in enumerate(self.class_names):
@@ -112,24 +101,18 @@ class ImageFiles:
             files = sorted(filter(os.path.isfile, glob.glob(pattern, recursive=True)))
             images = [file for file in files if file.lower().endswith(_ENDINGS)]
             others += sorted({*files} - {*images})
-            if not images and class_names is None:
+            if not images:
                 raise DataError(
                     f"{os.path.join(folder, name)} must hold images ({', '.join(_ENDINGS)}), but "
                     f"holds {len(files):,} other files. Add some, or remove the folder."
                 )
             self.files += images
             labels += [label] * len(images)
-        self.labels, self._files = np.array(labels, np.int64), np.array(self.files, object)
+        super().__init__(
+            {"file": np.array(self.files, object), "label": np.array(labels, np.int64)}
+        )
         if others:
             logging.warning("%s: %d files left out, such as %s.", folder, len(others), others[0])
-
-    def __len__(self) -> int:
-        """Returns the number of files."""
-        return len(self.files)
-
-    def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the features "file" and "label" at indices, int64 [b]."""
-        return {"file": self._files[indices], "label": self.labels[indices]}
 
     def describe(self, index: int) -> str:
         """Returns the path of a file, for messages."""

@@ -32,13 +32,6 @@ _FEATURES = {
 KerasDatasetName = Literal["mnist", "fashion_mnist", "cifar10"]
 ImagesName = Literal["digits", "mnist", "fashion_mnist", "cifar10", "imagenet", "synthetic"]
 
-_CACHED = {
-    "mnist": "mnist.npz",
-    "fashion_mnist": "fashion-mnist/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz",
-    "cifar10": "cifar-10-batches-py-target_archive (cifar-10-python.tar.gz under this name)",
-}
-"""The files that keras.datasets reads, by their paths in the folder `datasets` of its cache."""
-
 
 def keras_dataset(name: KerasDatasetName, split: Split) -> tuple[np.ndarray, np.ndarray]:
     """Loads MNIST, Fashion-MNIST or CIFAR-10 from Keras's cache, or else from the network.
@@ -69,7 +62,7 @@ def keras_dataset(name: KerasDatasetName, split: Split) -> tuple[np.ndarray, np.
         folder = os.path.join(os.environ.get("KERAS_HOME", "~/.keras"), "datasets")
         raise DataError(
             f"{name} could not be read from Keras's cache or downloaded: {type(error).__name__}: "
-            f"{reason}. Put what keras.datasets.{name} names at {folder}/{_CACHED[name]}; remove "
+            f"{reason}. Put what keras.datasets.{name} names into {folder}; remove "
             "damaged files."
         ) from error
     images, labels = parts[SPLITS.index(split)]

@@ -32,7 +32,11 @@ def found_files(files: Paths, name: str) -> list[str]:
         matches = [path] if os.path.isfile(path) else sorted(glob.glob(path, recursive=True))
         matches = [match for match in matches if os.path.isfile(match)]
         if not matches:
-            raise DataError(f"{name} must name existing files, but {_absence(path)}")
+            pattern = " It is a folder: add '/*'." if os.path.isdir(path) else ""
+            raise DataError(
+                f"{name} must name existing files of this machine, but none is at or matches "
+                f"{path}; we are in {os.getcwd()}.{pattern}"
+            )
         if path not in matches:
             _check_shards(path, matches, name)
         found += matches
@@ -42,12 +46,6 @@ def found_files(files: Paths, name: str) -> list[str]:
     if times > 1:
         raise DataError(f"{name} must name each file once, got {place} {times} times.")
     return found
-
-
-def _absence(path: str) -> str:
-    if os.path.isdir(path):
-        return f"{path} is a folder. Pass a pattern, such as {os.path.join(path, '*')!r}."
-    return f"no file of this machine is at or matches {path}; we are in {os.getcwd()}."
 
 
 def _check_shards(pattern: str, files: Sequence[str], name: str) -> None:

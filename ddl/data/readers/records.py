@@ -132,21 +132,18 @@ class TFRecords(_Records):
             try:
                 with open(self.files[number], "rb", buffering=0) as file:
                     for place in places[np.argsort(indices[places])].tolist():
-                        records[place] = self._record(file.fileno(), int(indices[place]))
+                        index = int(indices[place])
+                        offset, length = self._places[index].tolist()
+                        data = os.pread(file.fileno(), length + 4, offset)
+                        records[place] = data[:length]
+                        if len(data) < length + 4 or _checksum(data[:length]) != data[length:]:
+                            raise DataError(
+                                f"The checksum of {self.describe(index)} is wrong: it is damaged, "
+                                "or the file has changed. Copy or write the file again."
+                            )
             except OSError as error:
                 raise DataError(f"Reading records failed: {error}. Check the file.") from error
         return {"record": records}
-
-    def _record(self, file: int, index: int) -> bytes:
-        offset, length = self._places[index].tolist()
-        data = os.pread(file, length + 4, offset)
-        record = data[:length]
-        if len(data) < length + 4 or _checksum(record) != data[length:]:
-            raise DataError(
-                f"The checksum of {self.describe(index)} is wrong: its {length:,} bytes from byte "
-                f"{offset:,} on are damaged, or the file has changed. Copy or write the file again."
-            )
-        return record
 
 
 class ArrayRecords(_Records):

@@ -54,17 +54,6 @@ def test_decode_gets_image_label_and_seed(tmp_path):
     assert found["class"].tolist() == [0, 1]
 
 
-def test_named_classes_keep_their_labels_where_one_is_missing(tmp_path):
-    write(tmp_path)
-    names = ["bird", "dog", "cat"]
-    source = image_folder(tmp_path, (6, 8), class_names=names)
-    assert source.items.class_names == ("bird", "dog", "cat")
-    assert [one["label"] for one in examples(source)] == [1, 2, 2]
-    for wrong in (["cat"], ["cat", "dog", "cat"]):
-        with pytest.raises(DataError, match="must name each folder in .* once: cat, dog; got cat"):
-            image_folder(tmp_path, (6, 8), class_names=wrong)
-
-
 @pytest.mark.parametrize("content", [b"<html>", b"", "half"])
 def test_an_unreadable_image_is_named_with_its_file(tmp_path, content):
     write(tmp_path)

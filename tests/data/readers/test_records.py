@@ -85,10 +85,7 @@ def test_decode_gets_the_parsed_features_and_the_seed(reader, files):
 @pytest.mark.parametrize(
     ("features", "message"),
     [
-        (
-            {"labels": FEATURES["label"]},
-            "fit record 0 of .*labels",
-        ),
+        ({"labels": FEATURES["label"]}, "fit record 0 of .*labels"),
         ({"label": tf.io.FixedLenFeature([2], tf.int64)}, "fit record 0 of .*label"),
         ({"label": ([],)}, "fit record 0 of .*'dtype'"),
         ({"label": tf.io.VarLenFeature(tf.int64)}, "'label' of .* is a SparseTensor"),

@@ -104,23 +104,6 @@ def test_packed_rows_hold_each_document_once():
     assert all((some[name] == rows[name][[3, 1]]).all() for name in rows)
 
 
-def best_fit(lengths):
-    """Places one document after the other: the number of rows that the rule takes."""
-    free = []
-    for length in sorted(lengths, reverse=True):
-        space = min((one for one in free if one >= length), default=LENGTH)
-        if space in free:
-            free.remove(space)
-        free.append(space - length)
-    return len(free)
-
-
-def test_packing_takes_the_rows_of_best_fit():
-    for _ in range(20):
-        lengths = RANDOM.integers(1, LENGTH + 1, 60)
-        assert len(packed([[1] * n for n in lengths], LENGTH)) == best_fit(lengths.tolist())
-
-
 def test_the_longest_document_of_a_row_is_not_always_its_first():
     rows = all_rows(packed(SEQUENCES, LENGTH))
     assert any((one == 1).sum() < max(np.bincount(one)[1:]) for one in rows["segment"])
