@@ -109,6 +109,11 @@ def test_unshuffled_order_is_the_stored_one():
     assert index.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1], [0, 1, 2, 3]]
 
 
+def test_the_order_never_changes():
+    index, _ = batch_indices(7, 1, num_examples=2**24 + 3, global_batch_size=4, seed=3)
+    assert index[0].tolist() == [10500938, 14949628, 3304908, 4901678]
+
+
 IMPOSSIBLE = [
     ((0, 4), DataError, "from 1 to 1,099,511,627,776 examples, got 0"),
     ((2**40 + 1, 4), DataError, "from 1 to 1,099,511,627,776 examples, got 1,099,511,627,777"),
