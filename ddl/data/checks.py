@@ -89,7 +89,8 @@ def check_same_classes(train: Any, evaluation: Any) -> None:
     Raises:
       DataError: If the classes, or their order, differ.
     """
-    names = [getattr(getattr(s, "items", None), "class_names", None) for s in (train, evaluation)]
+    both = train, evaluation
+    names: list[Any] = [getattr(getattr(s, "items", None), "class_names", None) for s in both]
     if None not in names and list(names[0]) != list(names[1]):
         ours, theirs = map(", ".join, names)
         raise DataError(

@@ -228,13 +228,14 @@ class Stream:
             held.append(self._dataset(int(number)))  # one that is freed loses its generators
             return tf.data.experimental.to_variant(held[-1])
 
-        found, spec = weakref.ref(read), self._first.element_spec
+        spec, found = self._first.element_spec, weakref.ref(read)
         join = "rebatch" if self._is_batched else "batch"
         zeros = {n: tf.zeros([0, *one.shape], one.dtype) for n, one in self.element_spec.items()}
 
         @tf.autograph.experimental.do_not_convert
         def passed(number: tf.Tensor) -> tf.data.Dataset:
-            variant = tf.py_function(lambda number: found()(number), [number], tf.variant)
+            # If the data set has been dropped, nobody waits for the error.
+            variant = tf.py_function(lambda n: found()(n), [number], tf.variant)  # type: ignore[misc]
             variant.set_shape([])
             return batched(tf.data.experimental.from_variant(variant, spec))
 

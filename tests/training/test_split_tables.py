@@ -1,6 +1,5 @@
 """Training with a table in several parts, against one table."""
 
-
 import keras
 import pytest
 import tensorflow as tf

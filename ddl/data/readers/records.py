@@ -105,7 +105,7 @@ class _Records:
 
     def describe(self, index: int) -> str:
         """Returns the number and the file of a record, for messages."""
-        number, place = in_parts(np.int64(index), self._ends)
+        number, place = in_parts(np.array(index), self._ends)
         return f"record {place:,} of {self.files[number]}"
 
 
