@@ -19,22 +19,9 @@ _OF_DATA = re.compile(
     r"Received a label value|\bindices\S* = (\] \[)?[^] ]+(\] \[)? is not in \["
 )
 
-_KINDS_OF_DATA = (
-    tf.errors.InvalidArgumentError,
-    tf.errors.UnknownError,
-    tf.errors.DataLossError,
-    tf.errors.NotFoundError,
-    tf.errors.OutOfRangeError,
-    tf.errors.FailedPreconditionError,
-    tf.errors.InternalError,
-)
-
-# A token or category that a layer looks up, and the node that does so. An assertion of a layer puts
-# each piece of its message in brackets.
-_BEYOND_TABLE = re.compile(
-    r"\bindices\S* = (?:\] \[)?(-?\d+)(?:\] \[)? is not in \[0, (\d+)\)\]?\s*"
-    r"\[\[\{\{node ([^}]*)\}\}"
-)
+# tf.errors.UNKNOWN, INVALID_ARGUMENT, NOT_FOUND, FAILED_PRECONDITION, OUT_OF_RANGE, INTERNAL and
+# DATA_LOSS.
+_CODES_OF_DATA = (2, 3, 5, 9, 11, 13, 15)
 
 # A node with an error, which may lie in a function that a function of the data calls.
 _NODE = re.compile(r"\[\[\{\{(?:function_node [^}]*\}\}\{\{)?node")
@@ -65,14 +52,12 @@ def check_same_features(
     for name, spec in train.items():
         if name not in evaluation:
             raise DataError(
-                f"Feature {name!r} is in the training data but missing from the evaluation data. "
-                "Add it to the evaluation data."
+                f"Feature {name!r} of the training data is missing from the evaluation data."
             )
         if evaluation[name].shape != spec.shape:
             raise DataError(
-                f"Feature {name!r} must have the same shape in both data sets, but it has shape "
-                f"{spec.shape} in the training data and {evaluation[name].shape} in the evaluation "
-                "data. Resize, pad or crop it to one shape."
+                f"Feature {name!r} must have the same shape in both data sets, got {spec.shape} in "
+                f"the training data and {evaluation[name].shape} in the evaluation data."
             )
         warn_of_another_kind(name, spec.dtype, evaluation[name].dtype)
 
@@ -89,9 +74,8 @@ def warn_of_another_kind(name: str, train: tf.DType, other: tf.DType) -> None:
     """
     if (train.is_integer and other.is_floating) or (train.is_floating and other.is_integer):
         logging.warning(
-            "Feature %r is %s in the training data, but %s in other data, so its values may have "
-            "another scale. Convert both alike, with .astype.",
-            *(name, train.name, other.name),
+            f"Feature {name!r} is {train.name} in the training data, but {other.name} in other "
+            "data, so its values may have another scale. Convert both alike, with .astype."
         )
 
 
@@ -105,15 +89,13 @@ def check_same_classes(train: Any, evaluation: Any) -> None:
     Raises:
       DataError: If the classes, or their order, differ.
     """
-    ours, theirs = (
-        getattr(getattr(source, "items", None), "class_names", None)
-        for source in (train, evaluation)
-    )
-    if ours is not None and theirs is not None and list(ours) != list(theirs):
+    both = train, evaluation
+    names: list[Any] = [getattr(getattr(s, "items", None), "class_names", None) for s in both]
+    if None not in names and list(names[0]) != list(names[1]):
+        ours, theirs = map(", ".join, names)
         raise DataError(
-            f"The classes of the training data are {', '.join(ours)}, those of the evaluation "
-            f"data {', '.join(theirs)}, so equal labels mean different classes. Give both the same "
-            "class folders, or pass the same class_names to both."
+            f"Training data have the classes {ours}, evaluation data {theirs}. Give both the same "
+            "class folders."
         )
 
 
@@ -137,52 +119,28 @@ def data_errors(*sources: Any) -> Iterator[None]:
     except tf.errors.OpError as error:
         # It may have been set before the block: the data are read some batches ahead.
         for source in sources:
-            if source.error is not None:
-                raise _of_reader(source) from None
+            if (own := source.error) is not None:
+                source.error = None
+                if isinstance(own, DataError) or not repeats(own):
+                    raise own from None
+                known = f"{source.name} could not be read: {type(own).__name__}: {own}. Correct it."
+                raise DataError(known) from None
         text = str(error.message)
-        if not isinstance(error, _KINDS_OF_DATA) or not _OF_DATA.search(text):
+        if error.error_code not in _CODES_OF_DATA or not _OF_DATA.search(text):
             raise
         # Not for an error of the model's kernels.
-        decoded = sources if "terator" in text else ()
-        for source in decoded:
+        for source in sources if "terator" in text else ():
             if (found := source.undecodable()) is not None:
                 raise found from None
         reason = _NODE.split(text)[0].strip().splitlines()[-1].strip()
         reason = _unescaped(_BEFORE_REASON.sub("", reason))
-        if beyond := _BEYOND_TABLE.search(text):
-            value, rows, node = beyond.groups()
-            reason += (
-                f". The value {value} was looked up by {_layer(node)}, whose table has rows from 0 "
-                f"to {int(rows) - 1}. Give the model a larger vocabulary or number of categories, "
-                "or correct the data."
-            )
         # A Python function of the data, such as a generator, leaves its traceback in the text.
         place = place_of(error) if "Traceback (most recent" in text else None
         note = f"\n{place.note}" if place else ""
         raise DataError(f"Reading or processing a batch failed: {reason}{note}") from None
 
 
-def _of_reader(source: Any) -> Exception:
-    """Returns the error that a reader raised, as it is to be raised again."""
-    error: Exception = source.error
-    source.error = None
-    if isinstance(error, DataError) or not repeats(error):
-        return error
-    return DataError(
-        f"{source.name} could not be read: {type(error).__name__}: {error}. Correct its data or "
-        "its reader."
-    )
-
-
 def _unescaped(reason: str) -> str:
     """Returns the message of an assertion as it was written; others as they are."""
     asserted = _ASSERTED.match(reason)
-    if asserted is None:
-        return reason
-    return re.sub(r"\\(['\"\\])", r"\1", asserted[1].replace("] [", ""))
-
-
-def _layer(node: str) -> str:
-    """Returns the name of a layer from that of a node: "while/replica_1/gpt_1/tokens/GatherV2"."""
-    names = [name for name in node.split("/") if not re.match(r"while|replica_\d", name)]
-    return "/".join(names[:-1]) or node
+    return re.sub(r"\\(['\"\\])", r"\1", asserted[1].replace("] [", "")) if asserted else reason

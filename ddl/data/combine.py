@@ -1,16 +1,14 @@
-"""Parts, folds, concatenations and mixtures of sources, by arithmetic on indices."""
+"""Parts, concatenations and mixtures of sources, by arithmetic on indices."""
 
-import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from ddl.data.arrays import Arrays
-from ddl.data.batched import described
-from ddl.data.order import example_at
-from ddl.data.source import Source
+from ddl.data.features import described
+from ddl.data.order import example_at, in_parts
+from ddl.data.source import Arrays, Source
 from ddl.data.stream import Stream
 from ddl.errors import ConfigError, DataError
 
@@ -32,42 +30,10 @@ def subset(data: Any, examples: int | Sequence[int] | np.ndarray) -> Source:
     is_valid = chosen.ndim == 1 and chosen.dtype.kind in "iu" and chosen.size > 0
     if not is_valid or chosen.min() < 0 or chosen.max() >= len(source):
         raise DataError(
-            f"subset.examples must be a number from 1 to {len(source):,}, the examples of "
-            f"{source.name}, or a list of indices below that, got {examples!r:.80}."
+            f"subset.examples must be a number from 1 to {len(source):,}, all of {source.name}, "
+            f"or a list of indices below that, got {examples!r:.80}."
         )
     return _combined([source], len(chosen), chosen.astype(np.int64).__getitem__)
-
-
-def k_fold(
-    data: Any, folds: int, fold: int, part: Literal["train", "held_out"], *, seed: int = 0
-) -> Source:
-    """Returns the training part or the held-out part of a fold of a cross-validation.
-
-    The examples are shuffled once, by `seed` and their number alone, and cut into `folds` parts
-    whose sizes differ by at most 1. Each part keeps the order of the source.
-
-    Args:
-      data: A source, or data that `Source` takes.
-      folds: Number of parts, at least 2.
-      fold: Number of the part that is held out, from 0 to folds - 1.
-      part: "train" for the other parts, "held_out" for this one.
-      seed: Seed of the shuffle. Training and evaluation data must be given the same.
-
-    Raises:
-      ConfigError: If a number or `part` is out of range.
-      DataError: If `data` cannot be indexed.
-    """
-    (source,) = _alike([data], "k_fold")
-    count = len(source)
-    if not 2 <= folds <= count or not 0 <= fold < folds or part not in ("train", "held_out"):
-        raise ConfigError(
-            f"k_fold needs folds from 2 to {count:,}, the examples of {source.name}, fold from 0 "
-            f"to folds - 1, and part 'train' or 'held_out', got {folds=}, {fold=} and {part=}."
-        )
-    order = example_at(np.arange(count), 0, num_examples=count, seed=seed)
-    held_out = slice(count * fold // folds, count * (fold + 1) // folds)
-    chosen = order[held_out] if part == "held_out" else np.delete(order, held_out)
-    return _combined([source], len(chosen), np.sort(chosen).__getitem__)
 
 
 def concatenate(sources: Sequence[Any]) -> Source:
@@ -102,27 +68,18 @@ def mix(sources: Sequence[Any], shares: Sequence[float]) -> Source:
     parts = np.asarray(shares, np.float64)
     if parts.shape != (len(found),) or not (parts > 0).all() or abs(parts.sum() - 1) > 1e-6:
         raise ConfigError(
-            f"mix.shares must be {len(found)} positive numbers that add up to 1, one for each "
-            f"source, got {shares!r}."
+            f"mix.shares must be {len(found)} positive numbers with sum 1, got {shares!r}."
         )
     lengths = np.array([len(source) for source in found], np.int64)
     counts = np.rint((lengths / parts).max() * parts).astype(np.int64)
     ends = np.cumsum(np.maximum(counts, lengths))
-    return _combined(found, int(ends[-1]), functools.partial(_mixed, ends, lengths))
 
+    def located(indices: np.ndarray) -> np.ndarray:
+        place = example_at(indices, 0, num_examples=int(ends[-1]), seed=0)
+        number, of_source = in_parts(place, ends)
+        return np.append(0, np.cumsum(lengths))[number] + of_source % lengths[number]
 
-def _mixed(ends: np.ndarray, lengths: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """Returns which examples of all sources, int64 [b], stand at places of a mixture's epoch.
-
-    Args:
-      ends: Places of each source and those before it, int64 [sources].
-      lengths: Examples of each source, int64 [sources].
-      indices: Places in the epoch, int64 [b].
-    """
-    place = example_at(indices, 0, num_examples=int(ends[-1]), seed=0)
-    number = np.searchsorted(ends, place, side="right")
-    of_source = place - np.append(0, ends)[number]
-    return np.append(0, np.cumsum(lengths))[number] + of_source % lengths[number]
+    return _combined(found, int(ends[-1]), located)
 
 
 class _Combined:
@@ -135,9 +92,6 @@ class _Combined:
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {name: values[0] for name, values in self.rows(np.array([index])).items()}
-
     def __getattr__(self, name: str) -> Any:
         """Returns what belongs to the format, such as `class_names`, of a part of one source."""
         if name.startswith("_") or len(self._sources) > 1:
@@ -145,12 +99,9 @@ class _Combined:
         return getattr(self._sources[0].items, name)
 
     def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        indices = self._located(indices)
-        numbers = np.searchsorted(self._ends, indices, side="right")
-        parts = []
-        for number in np.unique(numbers):
-            source = self._sources[number]
-            parts.append(source.rows(indices[numbers == number] - self._ends[number] + len(source)))
+        numbers, indices = in_parts(self._located(indices), self._ends)
+        found = np.unique(numbers)
+        parts = [self._sources[number].rows(indices[numbers == number]) for number in found]
         if len(parts) == 1:
             return parts[0]
         places = np.argsort(np.argsort(numbers, kind="stable"))
@@ -159,16 +110,15 @@ class _Combined:
 
 def _combined(sources: Sequence[Source], length: int, located: _Located) -> Source:
     items: Any = _Combined(sources, length, located)
-    if length <= sum(map(len, sources)) and all(map(_in_memory, sources)):
+    in_memory = (
+        type(one.items) is Arrays
+        and not any(isinstance(array, np.memmap) for array in one.items.arrays.values())
+        for one in sources
+    )
+    if length <= sum(map(len, sources)) and all(in_memory):
         items = items.rows(np.arange(length))
     files = [file for source in sources for file in source.files]
     return Source(items, sources[0].decode, files=files)
-
-
-def _in_memory(source: Source) -> bool:
-    return isinstance(source.items, Arrays) and not any(
-        isinstance(array, np.memmap) for array in source.items.arrays.values()
-    )
 
 
 def _alike(sources: Sequence[Any], user: str) -> list[Source]:
@@ -177,8 +127,8 @@ def _alike(sources: Sequence[Any], user: str) -> list[Source]:
         raise DataError(f"{user} takes a list of at least one source, got {sources!r:.80}.")
     if any(isinstance(source, tf.data.Dataset | Stream) for source in sources):
         raise DataError(
-            f"{user} needs examples that are found by their indices, got a stream. A "
-            "tf.data.Dataset has its own methods: take, skip, concatenate, sample_from_datasets."
+            f"{user} needs examples with indices, got a stream. A tf.data.Dataset has methods of "
+            "its own: take, skip, concatenate, sample_from_datasets."
         )
     found = [source if isinstance(source, Source) else Source(source) for source in sources]
     first = found[0]
@@ -187,7 +137,6 @@ def _alike(sources: Sequence[Any], user: str) -> list[Source]:
         if given != wanted or source.decode != first.decode:
             raise DataError(
                 f"{user} needs sources of the same features and decode. Number 0 has {wanted}; "
-                f"number {number} has {given}. Convert them, and pass one decode to all: "
-                f"ddl.data.Source({user}([first.items, second.items]), decode)."
+                f"number {number} has {given}. Convert them, and pass one decode to all."
             )
     return found

@@ -29,19 +29,13 @@ def as_source(data: Any, argument: str = "The data") -> Source | Stream:
     if isinstance(data, Source | Stream):
         return data
     if isinstance(data, str | bytes):
-        raise DataError(
-            f"{argument} cannot be a {type(data).__name__}, got {data!r:.60}. Pass arrays, or a "
-            "reader of ddl.data, such as ddl.data.images."
-        )
+        raise DataError(f"{argument} must be arrays or a reader of ddl.data, got {data!r:.60}.")
     parts = list(data.values()) if isinstance(data, Mapping) else data
-    if isinstance(parts, tuple | list):
-        sets = [type(one).__name__ for one in parts if isinstance(one, _SETS)]
-        if sets:
-            raise DataError(
-                f"{argument} must be one data set, got {len(sets)}: {', '.join(sets)}. Pass one of "
-                "them, or join them by ddl.data.concatenate or ddl.data.mix. To train on several "
-                "with a step of your own, pass Trainer.train_data a dict of them by name."
-            )
+    if isinstance(parts, tuple | list) and any(isinstance(one, _SETS) for one in parts):
+        raise DataError(
+            f"{argument} must be one data set, got {[type(one).__name__ for one in parts]}. Join "
+            "sets by ddl.data.concatenate or mix, or pass Trainer.train_data a dict by name."
+        )
     try:
         if isinstance(data, tf.data.Dataset | keras.utils.PyDataset | Iterator) or callable(data):
             return stream(data)
@@ -63,10 +57,7 @@ def sources_by_name(data: Any) -> dict[str, Source | Stream]:
     if not isinstance(data, Mapping) or not any(map(_is_set, data.values())):
         return {"": as_source(data, "Trainer.train_data")}
     if bad := [name for name in data if not isinstance(name, str) or not name]:
-        raise DataError(
-            f"The name of a source must be a text that is not empty, got {bad[0]!r}. Pass several "
-            "sources to Trainer.train_data by name, as in {'labelled': …, 'unlabelled': …}."
-        )
+        raise DataError(f"A source in Trainer.train_data needs a name of text, got {bad[0]!r}.")
     return {name: as_source(one, f"Trainer.train_data[{name!r}]") for name, one in data.items()}
 
 
@@ -74,10 +65,9 @@ def _is_set(data: Any) -> bool:
     """Returns whether a value of a mapping is a data set of its own, and no feature."""
     if isinstance(data, tuple | list):
         return _is_pair(data)
-    if isinstance(data, range | str | bytes) or tf.is_tensor(data) or hasattr(data, "__array__"):
-        return False
+    is_array = hasattr(data, "__array__") or isinstance(data, range | str | bytes)
     has_items = hasattr(data, "__getitem__") or hasattr(data, "__getitems__")
-    return has_items or callable(data) or isinstance(data, (*_SETS, Iterator))
+    return not is_array and (has_items or callable(data) or isinstance(data, (*_SETS, Iterator)))
 
 
 def _is_pair(data: Sequence[Any]) -> bool:

@@ -9,10 +9,7 @@ import tensorflow as tf
 
 from ddl.errors import DataError
 
-ONE_LENGTH = (
-    "Pad all to one length in the reader, or pack several into rows of one length "
-    "(ddl.data.packed)."
-)
+ONE_LENGTH = "Pad all to one length, or pack several into rows of one length (ddl.data.packed)."
 """The remedy for features whose shapes vary."""
 
 
@@ -32,34 +29,30 @@ def named(example: Any, what: str) -> dict[str, Any]:
         features = dict(inputs) if isinstance(inputs, Mapping) else {"image": inputs}
         if both := parts.keys() & features.keys():
             raise DataError(
-                f"{what} is a tuple (x, y) whose x has the feature {min(both)!r} too. Rename it, "
-                "or pass one dict of all features."
+                f"{what} is a tuple (x, y), whose x has the feature {min(both)!r} too. Rename it."
             )
         example = features | {name: part for name, part in parts.items() if part is not None}
     if not isinstance(example, Mapping) or not example:
         raise DataError(
-            f"{what} must be a dict of features, or a tuple (x, y) or (x, y, weight), got "
-            f"{example!r:.80}."
+            f"{what} must be a dict of features, or a tuple (x, y[, weight]), got {example!r:.80}."
         )
     for name, value in example.items():
         if not isinstance(name, str):
             raise DataError(f"{what} has a feature named {name!r:.40}. Name features by texts.")
-        if value is None:
-            raise DataError(f"Feature {name!r} of {what} is None. Leave it out, or give its value.")
-        if isinstance(value, Mapping):
-            raise DataError(
-                f"Feature {name!r} of {what} is a dict of {', '.join(map(str, value))}. Put its "
-                "features beside the others."
-            )
+        if value is None or isinstance(value, Mapping):
+            kind = "None. Leave it out" if value is None else "a dict. Put its features beside"
+            raise DataError(f"Feature {name!r} of {what} is {kind}.")
     return dict(example)
 
 
-def array_of(value: Any, name: str) -> np.ndarray:
+def array_of(value: Any, name: str, what: str) -> np.ndarray:
     """Converts a feature into an array; text becomes Python objects, which keep zero bytes.
 
     Raises:
       DataError: If NumPy cannot convert it, as where rows differ in length.
     """
+    if isinstance(value, np.ndarray):
+        return np.asarray(value)
     try:
         array = np.asarray(value)
         return np.asarray(value, object) if array.dtype.kind in "US" else array
@@ -67,8 +60,8 @@ def array_of(value: Any, name: str) -> np.ndarray:
         return np.asarray(value, object)
     except ValueError as error:
         raise DataError(
-            f"Feature {name!r} must be an array of numbers or text, but NumPy could not convert "
-            f"it: {str(error).rstrip('.')}. {ONE_LENGTH}"
+            f"Feature {name!r} of {what} must be an array of numbers or text, but NumPy could not "
+            f"convert it: {str(error).rstrip('.')}. {ONE_LENGTH}"
         ) from error
 
 
@@ -103,9 +96,28 @@ def tensorflow_dtype(name: str, value: np.ndarray) -> tf.DType:
     try:
         return tf.as_dtype(dtype)
     except TypeError:
+        raise DataError(f"Feature {name!r} has dtype {dtype}, which TensorFlow lacks.") from None
+
+
+def spec_of(example: Mapping[str, np.ndarray]) -> dict[str, tf.TensorSpec]:
+    """Returns the specification of an example of arrays."""
+    return {n: tf.TensorSpec(v.shape, tensorflow_dtype(n, v), n) for n, v in example.items()}
+
+
+def check_like_first(
+    spec: Mapping[str, tf.TensorSpec], first: Mapping[str, tf.TensorSpec], what: str
+) -> None:
+    """Raises DataError if the specification of an example is not that of the first one."""
+    if spec != first:
         raise DataError(
-            f"Feature {name!r} has dtype {dtype}, which TensorFlow lacks. Convert it."
-        ) from None
+            f"{what} must be like the first, {described(first)}, got {described(spec)}. Convert "
+            f"it. {ONE_LENGTH}"
+        )
+
+
+def described(spec: Mapping[str, tf.TensorSpec]) -> str:
+    """Returns features with their dtypes and shapes for messages, in the order of their names."""
+    return ", ".join(f"{n} {spec[n].dtype.name} {spec[n].shape}" for n in sorted(spec))
 
 
 def checked_spec(spec: Any, what: str) -> dict[str, tf.TensorSpec]:
@@ -120,20 +132,16 @@ def checked_spec(spec: Any, what: str) -> dict[str, tf.TensorSpec]:
     """
     found = {}
     for name, feature in spec.items():
-        if isinstance(feature, tf.SparseTensorSpec | tf.SparseTensor):
-            raise DataError(
-                f"Feature {name!r} of {what} is a sparse tensor. Call tf.sparse.to_dense, and pad "
-                "it to one length."
-            )
-        if isinstance(feature, tf.RaggedTensorSpec | tf.RaggedTensor):
-            raise DataError(
-                f"Feature {name!r} of {what} is a ragged tensor. Call feature.to_tensor(shape=[…])."
-            )
+        for kind in (tf.SparseTensorSpec, tf.SparseTensor, tf.RaggedTensorSpec, tf.RaggedTensor):
+            if isinstance(feature, kind):
+                raise DataError(
+                    f"Feature {name!r} of {what} is a {kind.__name__}. Make it dense by "
+                    "tf.sparse.to_dense or feature.to_tensor(shape=[…])."
+                )
         shape = tf.TensorShape(feature.shape)
         if not shape.is_fully_defined():
             raise DataError(
-                f"Feature {name!r} of {what} must have one static shape, got {shape}. If it has "
-                f"one, call tf.ensure_shape. {ONE_LENGTH}"
+                f"Feature {name!r} of {what} must have one static shape, got {shape}. {ONE_LENGTH}"
             )
         found[name] = tf.TensorSpec(shape, feature.dtype, name)
     return found
@@ -154,11 +162,22 @@ def checked_weight(weight: tf.Tensor) -> tf.Tensor:
     return tf.debugging.check_numerics(tf.where(weight < 0, math.nan, weight), message)
 
 
+def check_weights(weight: np.ndarray, what: str) -> None:
+    """Raises DataError, naming the data, if a weight is negative, NaN or infinite."""
+    bad = ~(np.isfinite(weight) & (weight >= 0))
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise DataError(
+            f"Feature 'weight' of {what} must be finite numbers of at least 0, got {weight[row]} "
+            f"in row {row:,} of {len(weight):,}."
+        )
+
+
 def check_weight_spec(spec: Mapping[str, tf.TensorSpec], what: str) -> None:
     """Raises DataError if the feature "weight" is no float []."""
     weight = spec.get("weight")
     if weight is not None and (weight.shape.rank or not weight.dtype.is_floating):
         raise DataError(
             f"Feature 'weight' of {what} must be one float per example, got {weight.dtype.name} of "
-            f"shape {weight.shape}. Give each example one number, such as np.float32(1)."
+            f"shape {weight.shape}."
         )

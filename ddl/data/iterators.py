@@ -9,11 +9,11 @@ process that dropped such iterators ended with a segmentation fault.
 """
 
 import atexit
+import contextlib
 import weakref
 from typing import Any
 
 import tensorflow as tf
-from absl import logging
 
 _LIVE: weakref.WeakSet = weakref.WeakSet()
 
@@ -43,14 +43,8 @@ def iterator_of(dataset: Any, strategy: tf.distribute.Strategy | None = None) ->
 def _end_all() -> None:
     for iterator in list(_LIVE):
         _LIVE.discard(iterator)
-        try:
+        with contextlib.suppress(Exception):  # the others must end nevertheless
             _end(iterator)
-        except Exception as error:  # the others must end nevertheless
-            logging.warning(
-                "An iterator of the data could not be ended, so the process may hang at exit: %s. "
-                "If it does, end the program with os._exit(0).",
-                error,
-            )
 
 
 def _end(iterator: Any) -> None:

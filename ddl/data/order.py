@@ -38,14 +38,11 @@ def steps_per_epoch(num_examples: int, global_batch_size: int) -> int:
     """
     if not 1 <= num_examples <= _LARGEST:
         raise DataError(
-            f"A data set must have from 1 to {_LARGEST:,} examples, got {num_examples:,}. Pass "
-            "data with examples, or correct the files or the split that the source reads."
+            f"A data set must have from 1 to {_LARGEST:,} examples, got {num_examples:,}."
         )
     if not 1 <= global_batch_size <= _LARGEST_BATCH:
         raise ConfigError(
-            f"The global batch size must be from 1 to {_LARGEST_BATCH:,}, got "
-            f"{global_batch_size:,}. Correct GLOBAL_BATCH_SIZE in the config, or "
-            "Trainer.global_batch_size."
+            f"GLOBAL_BATCH_SIZE must be from 1 to {_LARGEST_BATCH:,}, got {global_batch_size:,}."
         )
     return -(-num_examples // global_batch_size)
 
@@ -120,7 +117,7 @@ def position_of(example: np.ndarray, epoch: int, *, num_examples: int, seed: int
     """
     if num_examples <= _SORTED_UP_TO:
         return np.argsort(_sorted(num_examples, epoch, seed))[example]
-    return _walked(example, num_examples, _round_keys(seed, epoch), inverse=True)
+    return _walked(example, num_examples, _round_keys(seed, epoch)[::-1])
 
 
 @functools.lru_cache(maxsize=8)
@@ -141,33 +138,25 @@ def _random_words(seed: int, epoch: int, count: int) -> np.ndarray:
     )
 
 
-def _walked(
-    values: np.ndarray, num_examples: int, keys: np.ndarray, inverse: bool = False
-) -> np.ndarray:
+def _walked(values: np.ndarray, num_examples: int, keys: np.ndarray) -> np.ndarray:
     """Enciphers numbers below n until each is below n again."""
     half = max(1, (int(num_examples - 1).bit_length() + 1) // 2)  # bits of half a block
-    values = np.asarray(values, np.int64)
-    flat = _enciphered(values.ravel(), half, keys, inverse)
+    flat = _enciphered(np.ravel(values), half, keys)
     (outside,) = np.nonzero(flat >= num_examples)
     while outside.size:
-        moved = _enciphered(flat[outside], half, keys, inverse)
+        moved = _enciphered(flat[outside], half, keys)
         flat[outside] = moved
         outside = outside[moved >= num_examples]
-    return flat.reshape(values.shape)
+    return flat.reshape(np.shape(values))
 
 
-def _enciphered(values: np.ndarray, half: int, keys: np.ndarray, inverse: bool) -> np.ndarray:
-    """Permutes the numbers of 2 · half bits by a Feistel network; half is at most 20."""
-    mask = np.uint32(2**half - 1)
+def _enciphered(values: np.ndarray, half: int, keys: np.ndarray) -> np.ndarray:
+    """Permutes the numbers of 2 · half bits, half at most 20; reversed keys give the inverse."""
     left = (values >> half).astype(np.uint32)
-    right = values.astype(np.uint32) & mask
-    if inverse:
-        for key in keys[::-1]:
-            left, right = right ^ _mixed(left, key, half), left
-    else:
-        for key in keys:
-            left, right = right, left ^ _mixed(right, key, half)
-    return (left.astype(np.int64) << half) | right
+    right = values.astype(np.uint32) & np.uint32(2**half - 1)
+    for key in keys:
+        left, right = right, left ^ _mixed(right, key, half)
+    return (right.astype(np.int64) << half) | left  # halves change places, so that it is its mirror
 
 
 def _mixed(half_block: np.ndarray, key: np.ndarray, half: int) -> np.ndarray:
@@ -179,3 +168,14 @@ def _mixed(half_block: np.ndarray, key: np.ndarray, half: int) -> np.ndarray:
     mixed ^= mixed >> np.uint32(13)
     mixed *= _MULTIPLIERS[0]
     return mixed >> np.uint32(32 - half)
+
+
+def in_parts(index: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the number of the part in which each index lies, and its index in that part.
+
+    Args:
+      index: int64 [...], over all parts, one after the other.
+      ends: Length of each part and those before it, int64 [parts].
+    """
+    number = np.searchsorted(ends, index, side="right")
+    return number, index - np.append(0, ends)[number]

@@ -13,7 +13,7 @@ from ddl.data.batch import Batch, row_of, static_slice
 from ddl.data.features import checked_weight
 from ddl.data.iterators import iterator_of
 from ddl.data.order import batch_indices, steps_per_epoch
-from ddl.data.resident import ResidentArrays
+from ddl.data.resident import ResidentArrays, gather
 from ddl.data.source import Source
 from ddl.data.stream import Stream
 from ddl.devices.path import path_of
@@ -26,6 +26,8 @@ from ddl.seeds import hashed
 _ENDLESS = 2**62
 _SEED, _PADDING = "ddl_seed", "ddl_padding"  # columns beside the features of an item
 _AHEAD = 4  # batches: enough to keep the devices busy when one takes longer than others
+_BLOCK_BYTES, _BLOCK_ROWS, _BLOCK = 4 << 20, 2048, 16  # bytes, rows, updates of a call of Python
+_UNROLLED = 16  # examples that one call of tf.data decodes
 _LEAST_THREADS = 8  # with two threads, tf.data wakes one for nearly each example
 
 
@@ -223,22 +225,14 @@ class BatchPipeline:
             # A constant, so that the graph can be simplified before it runs.
             element = {**element, "weight": tf.ones([size])}
         if batch.arrays:
-            features = self._arrays.gather(batch.arrays, element["index"])
+            features = gather(batch.arrays, element["index"], self.source.element_spec)
             return _weighted(features, element["weight"])
         spec = self.element_spec
         wide = {name for name, rows in element.items() if rows.dtype != spec[name].dtype}
         return {**element, **{name: narrowed(element[name], spec[name].dtype) for name in wide}}
 
     def microbatch(
-        self,
-        batch: Batch,
-        features: Mapping[str, tf.Tensor],
-        number: tf.Tensor | int = 0,
-        *,
-        training: bool,
-        step: tf.Tensor,
-        position: tf.Tensor | None = None,
-        draws: int = 0,
+        self, batch: Batch, features: Mapping[str, tf.Tensor], number: Any = 0, **others: Any
     ) -> Microbatch:
         """Builds the `Microbatch` that layers query, for the rows of `examples`. Replica context.
 
@@ -246,22 +240,16 @@ class BatchPipeline:
           batch: The batch.
           features: The result of `examples`.
           number: Microbatch number within the global batch, int32 [].
-          training: As in `Microbatch`.
-          step: As in `Microbatch`.
-          position: As in `Microbatch`.
-          draws: As in `Microbatch`.
+          **others: `training`, `step`, `position` and `draws` of `Microbatch`.
         """
         return Microbatch(
             seed=self.seed,
-            training=training,
             counter=batch.counter,
             first_row=self._first_row(number),
             rows=self._rows_of_replica(),
             mask=None if self.always_full else features["weight"] > 0,
-            position=position,
-            draws=draws,
             weight=features["weight"],
-            step=step,
+            **others,
         )
 
     def first_examples(self, count: int) -> dict[str, tf.Tensor]:
@@ -273,23 +261,22 @@ class BatchPipeline:
         if isinstance(source, Stream):
             batch = next(iter(source.batches(count, 0).take(1)))
             return {name: batch[name] for name in source.element_spec}
-        index, _ = batch_indices(
-            0,
-            1,
-            num_examples=len(source),
-            global_batch_size=count,
-            seed=self.order_seed,
-            shuffle=self.shuffle,
-        )
+        ((index,), _) = batch_indices(0, 1, **self._order(count))
         with tf.device("CPU:0"):
-            rows = {name: tf.constant(column) for name, column in source.rows(index[0]).items()}
+            rows = {name: tf.constant(column) for name, column in source.rows(index).items()}
             if source.decode is None:
                 return rows
-            decoded = [
-                source.decoded({name: column[row] for name, column in rows.items()}, seed)
-                for row, seed in enumerate(self._seeds(index[0], np.zeros(count, np.int64)))
-            ]
-            return {name: tf.stack([one[name] for one in decoded]) for name in decoded[0]}
+            return _decoded(source, rows, self._seeds(index, np.zeros(count, np.int64)))
+
+    def _order(self, global_batch_size: int) -> dict[str, Any]:
+        """Returns the arguments of `batch_indices` besides the batches."""
+        assert isinstance(self.source, Source)
+        return {
+            "num_examples": len(self.source),
+            "global_batch_size": global_batch_size,
+            "seed": self.order_seed,
+            "shuffle": self.shuffle,
+        }
 
     def _first_row(self, microbatch: tf.Tensor | int) -> tf.Tensor | int:
         """Returns the position in the global batch of the first row of `examples`. Replica context.
@@ -311,7 +298,7 @@ class BatchPipeline:
         return self.global_batch_size // self.microbatches // replicas
 
     def _updates(
-        self, first: int, workers: Workers, reader: Callable[[int], dict[str, np.ndarray]]
+        self, first: int, workers: Workers, reader: Callable[[int, int], dict[str, np.ndarray]]
     ) -> tf.data.Dataset:
         """Builds a data set of the rows of this process in each update, grouped by replica.
 
@@ -327,39 +314,48 @@ class BatchPipeline:
         else:
             specs["weight"] = tf.TensorSpec([], tf.float32)
         size = self.global_batch_size * self.batches_per_update // workers.number
-
+        count = self._updates_at_once(size)
+        together = max(n for n in range(1, _UNROLLED + 1) if size % n == 0) if decodes else size
+        parts = [count * size // together] if count * size > together else []
         found = weakref.ref(reader)
 
         def read(number: np.ndarray) -> list[np.ndarray]:
             alive = found()
             assert alive is not None  # else the iterator has been dropped
-            rows = alive(int(number))
+            rows = alive(int(number), count)
             return [rows[name] for name in specs]
 
         @tf.autograph.experimental.do_not_convert  # converting takes longer than tracing
         def rows_of(number: tf.Tensor) -> dict[str, tf.Tensor]:
             columns = tf.numpy_function(read, [number], [spec.dtype for spec in specs.values()])
-            for column, spec in zip(columns, specs.values(), strict=True):
-                column.set_shape([size, *spec.shape])
-            return dict(zip(specs, columns, strict=True))
+            return {
+                name: tf.reshape(column, [*parts, together, *spec.shape])
+                for column, (name, spec) in zip(columns, specs.items(), strict=True)
+            }
 
         @tf.autograph.experimental.do_not_convert
-        def decoded(row: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-            seed, padding = row.pop(_SEED), row.pop(_PADDING)
-            return _weighted(source.decoded(row, seed), padding)
+        def decoded(rows: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            seeds, padding = rows.pop(_SEED), rows.pop(_PADDING)
+            return _weighted(_decoded(source, rows, tf.unstack(seeds)), padding)
 
         # Repeated, so that it counts as endless: tf.distribute asks others whether they have ended.
-        numbers = tf.data.Dataset.range(first, _ENDLESS).repeat()
-        blocks = numbers.map(rows_of, num_parallel_calls=_cores(), deterministic=True)
-        if not decodes:
-            return blocks
-        examples = blocks.unbatch().map(decoded, num_parallel_calls=_cores(), deterministic=True)
-        return examples.batch(size, drop_remainder=True)
+        numbers = tf.data.Dataset.range(first, _ENDLESS, count).repeat()
+        made = numbers.map(rows_of, num_parallel_calls=_cores(), deterministic=True)
+        made = made.unbatch() if parts else made
+        if decodes:
+            made = made.map(decoded, num_parallel_calls=_cores(), deterministic=True)
+        return made if together == size else _joined(made.batch(size // together, True))
 
-    def _read(self, workers: Workers, update: int) -> dict[str, np.ndarray]:
-        """Reads the rows of this process in an update, with their weights, padding and seeds."""
+    def _updates_at_once(self, size: int) -> int:
+        """Returns the updates of `size` rows that one call of Python reads."""
         assert isinstance(self.source, Source)
-        index, weight = (each.ravel() for each in self._own_indices(update, 1, workers))
+        row = 8 if self.resident else max(1, self.source.row_bytes)
+        return max(1, min(_BLOCK_BYTES // (row * size), _BLOCK_ROWS // size, _BLOCK))
+
+    def _read(self, workers: Workers, update: int, count: int) -> dict[str, np.ndarray]:
+        """Reads the rows of this process in updates, with their weights, padding and seeds."""
+        assert isinstance(self.source, Source)
+        index, weight = (each.ravel() for each in self._own_indices(update, count, workers))
         if self.resident:
             return {"index": index, "weight": weight}
         rows = self.source.rows(index)
@@ -368,42 +364,32 @@ class BatchPipeline:
             return {**rows, "weight": weight if own is None else weight * own.astype(np.float32)}
         steps = steps_per_epoch(len(self.source), self.global_batch_size)
         number = self.batches_per_update
-        epochs = (update * number + np.arange(number)) // steps
-        of_rows = np.tile(np.repeat(epochs, self._rows_of_one(workers)), workers.replicas_of_each)
+        epochs = (update * number + np.arange(count * number)) // steps
+        replicas = workers.replicas_of_each
+        shape = count, replicas, number, len(index) // (count * replicas * number)
+        of_rows = np.broadcast_to(epochs.reshape(count, 1, number, 1), shape).ravel()
         return {**rows, _SEED: self._seeds(index, of_rows), _PADDING: weight}
-
-    def _rows_of_one(self, workers: Workers) -> int:
-        """Returns the rows of a replica in one batch, of all its microbatches."""
-        return self.global_batch_size // (workers.number * workers.replicas_of_each)
 
     def _seeds(self, index: np.ndarray, epoch: np.ndarray) -> np.ndarray:
         """Returns the seeds of examples in their epochs, int64 [b, 2]."""
-        keys = {one: hashed(self.order_seed, "decode", int(one)) for one in np.unique(epoch)}
-        return np.stack([np.array([keys[one] for one in epoch], np.int64), index], axis=1)
+        epochs, places = np.unique(epoch, return_inverse=True)
+        keys = np.array([hashed(self.order_seed, "decode", int(one)) for one in epochs])
+        return np.stack([keys[places], index], axis=1)
 
     def _own_indices(
         self, first_update: int, count: int, workers: Workers
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns indices and weights of this process, [count, own replicas, rows of a replica]."""
-        assert isinstance(self.source, Source)
-        number, replicas = self.batches_per_update, workers.number * workers.replicas_of_each
-        found = batch_indices(
-            first_update * number,
-            count * number,
-            num_examples=len(self.source),
-            global_batch_size=self.global_batch_size,
-            seed=self.order_seed,
-            shuffle=self.shuffle,
-        )
-        own = slice(
-            workers.index * workers.replicas_of_each, (workers.index + 1) * workers.replicas_of_each
-        )
-        shape = count, number, self.microbatches, replicas, -1
+        number, own = self.batches_per_update, workers.replicas_of_each
+        replicas = workers.number * own
+        order = self._order(self.global_batch_size)
+        found = batch_indices(first_update * number, count * number, **order)
+        shape, begin = (count, number, self.microbatches, replicas, -1), workers.index * own
         index, weight = (
-            each.reshape(shape).transpose(0, 3, 1, 2, 4).reshape(count, replicas, -1)[:, own]
+            each.reshape(shape).transpose(0, 3, 1, 2, 4).reshape(count, replicas, -1)
             for each in found
         )
-        return index, weight
+        return index[:, begin : begin + own], weight[:, begin : begin + own]
 
     def _updates_of_stream(self, stream: Stream, first: int, workers: Workers) -> tf.data.Dataset:
         """Builds `_updates` of a stream, which every worker reads whole."""
@@ -417,14 +403,7 @@ class BatchPipeline:
         # Batches one after the other, each grouped by replica, become one group a replica.
         order = np.arange(number * len(own)).reshape(number, replicas, -1).swapaxes(0, 1).ravel()
 
-        def by_replica(column: tf.Tensor) -> tf.Tensor:
-            return tf.gather(tf.reshape(column, [len(order), *column.shape[2:]]), order)
-
-        @tf.autograph.experimental.do_not_convert
-        def of_update(element: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-            return {name: by_replica(column) for name, column in element.items()}
-
-        return batches.batch(number, drop_remainder=True).map(of_update)
+        return _joined(batches.batch(number, drop_remainder=True), order)
 
     def _sent(self, dataset: tf.data.Dataset, widens: bool) -> tf.data.Dataset:
         """Leaves out weights that are all 1, and widens integers that GPUs would keep on the host.
@@ -450,6 +429,26 @@ def _weighted(features: dict[str, tf.Tensor], padding: tf.Tensor) -> dict[str, t
     if "weight" in features:
         padding *= checked_weight(features["weight"])
     return {**features, "weight": padding}
+
+
+def _decoded(source: Source, rows: dict[str, tf.Tensor], seeds: Any) -> dict[str, tf.Tensor]:
+    """Decodes examples in one function: a call of tf.data takes longer than small examples."""
+    examples = [
+        source.decoded({name: column[row] for name, column in rows.items()}, seed)
+        for row, seed in enumerate(seeds)
+    ]
+    return {name: tf.stack([one[name] for one in examples]) for name in examples[0]}
+
+
+def _joined(batches: tf.data.Dataset, order: np.ndarray | None = None) -> tf.data.Dataset:
+    """Joins groups of rows, [groups, rows, …], and reorders the rows if an order is given."""
+
+    @tf.autograph.experimental.do_not_convert
+    def join(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        rows = {n: tf.reshape(r, [-1, *r.shape[2:]]) for n, r in batch.items()}
+        return rows if order is None else {n: tf.gather(r, order) for n, r in rows.items()}
+
+    return batches.map(join)
 
 
 def _by_replica(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:

@@ -1,5 +1,6 @@
 """Examples with random access: a length, an index, and one specification of all examples."""
 
+import contextlib
 import re
 import threading
 import time
@@ -9,23 +10,72 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ddl.data.arrays import Arrays
-from ddl.data.features import (
-    ONE_LENGTH,
-    array_of,
-    check_weight_spec,
-    checked_spec,
-    named,
-    taken_by_tensorflow,
-    tensorflow_dtype,
-)
+from ddl.data import features
 from ddl.errors import DataError, check_takes, definition_of
 from ddl.seeds import drawn_by_state
 from ddl.user_code import repeats
 
 Example = Mapping[str, Any]
 
+Decode = Callable[[dict[str, tf.Tensor], tf.Tensor], Example]
+"""A function of an item and a seed that returns an example; see `Source`."""
+
 _LOOKED_FOR_SECONDS = 60
+
+
+class Arrays:
+    """Examples that are the rows of arrays. NumPy memory maps are read where they lie.
+
+    Attributes:
+      arrays: The arrays by feature, each [n, …]. They are not copied.
+    """
+
+    def __init__(self, arrays: Any):
+        """Checks the arrays.
+
+        Args:
+          arrays: Arrays [n, …] by feature, or a tuple (x, y) or (x, y, weights) of such, where x
+            may be a dict. NumPy converts other values.
+
+        Raises:
+          DataError: If there are none; if their lengths differ; or if an array is a scalar or has a
+            dtype that TensorFlow lacks.
+        """
+        self.arrays = {
+            n: _as_array(n, one) for n, one in features.named(arrays, "The data").items()
+        }
+        first, *others = self.arrays
+        for name in others:
+            if len(self.arrays[name]) != len(self.arrays[first]):
+                raise DataError(
+                    f"All features must have the same number of examples, but {first!r} has "
+                    f"{len(self.arrays[first]):,} and {name!r} has {len(self.arrays[name]):,}."
+                )
+        if not len(self):
+            raise DataError(
+                f"Feature {first!r} must have at least one example, got shape "
+                f"{self.arrays[first].shape}."
+            )
+
+    def __len__(self) -> int:
+        """Returns the number of examples."""
+        return len(next(iter(self.arrays.values())))
+
+    def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns the examples at indices, int64 [b], as arrays [b, …]."""
+        return {name: array[indices] for name, array in self.arrays.items()}
+
+
+def _as_array(name: str, data: Any) -> np.ndarray:
+    # A map of a file stays one; other subclasses become plain arrays.
+    array = data if isinstance(data, np.memmap) else features.array_of(data, name, "The data")
+    if array.ndim == 0:
+        raise DataError(
+            f"Feature {name!r} must have shape [examples, …], got one value, {array.item()!r:.60}."
+        )
+    if array.dtype == object:
+        features.tensorflow_dtype(name, array)
+    return array
 
 
 class Source:
@@ -53,16 +103,11 @@ class Source:
       element_spec: Shape and dtype of each feature of one example.
       decode: `decode`.
       files: Paths of the files that are read, whose names and sizes several workers compare.
+      row_bytes: Bytes of item 0.
       error: The error that ended the last read, which TensorFlow reports as a text; None if none.
     """
 
-    def __init__(
-        self,
-        items: Any,
-        decode: Callable[[dict[str, tf.Tensor], tf.Tensor], Example] | None = None,
-        *,
-        files: Sequence[str] = (),
-    ):
+    def __init__(self, items: Any, decode: Decode | None = None, *, files: Sequence[str] = ()):
         """Reads item 0, twice.
 
         Args:
@@ -80,11 +125,10 @@ class Source:
         """
         if isinstance(items, Mapping | tuple):
             items = Arrays(items)
-        self.items = items
-        self.arrays: dict[str, np.ndarray] | None = None
-        self.files = tuple(files)
-        self.decode = decode
+        self.items, self.files, self.decode = items, tuple(files), decode
+        self.arrays = items.arrays if isinstance(items, Arrays) and decode is None else None
         self.error: Exception | None = None
+        self._decode: Any = None
         self._lock = threading.Lock()
         self._read_rows = getattr(items, "rows", None)
         self._read_items = getattr(items, "__getitems__", None)
@@ -92,13 +136,17 @@ class Source:
         self._length = len(items)
         if not self._length:
             raise DataError(f"{self.name} must have at least one example, got 0. Correct its data.")
-        if isinstance(items, Arrays):
-            self.row_spec = items.spec
-            self.arrays = items.arrays if decode is None else None
-        else:
-            self.row_spec = self._spec_of_first()
-        self.element_spec = self.row_spec if decode is None else self._decoded_spec()
-        check_weight_spec(self.element_spec, self.name)
+        first = self._first()
+        self.row_spec = features.spec_of(first)
+        self.row_bytes = sum(
+            sum(map(len, v.flat)) if v.dtype == object else v.nbytes for v in first.values()
+        )
+        self.element_spec = self.row_spec if decode is None else self._decoded_spec(decode)
+        features.check_weight_spec(self.element_spec, self.name)
+        if self.arrays is not None and (weight := self.arrays.get("weight")) is not None:
+            features.check_weights(weight, self.name)
+            if not weight.any():
+                raise DataError(f"Feature 'weight' is 0 for all {len(weight):,} examples.")
 
     @property
     def name(self) -> str:
@@ -110,10 +158,9 @@ class Source:
         return self._length
 
     def decoded(self, item: dict[str, tf.Tensor], seed: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns the features that `decode` makes of an item; see `Source`. In a graph."""
-        assert self.decode is not None
-        example = tf.autograph.experimental.do_not_convert(self.decode)(item, seed)
-        return named(example, definition_of(self.decode))
+        """Returns the features that `decode` makes of an item; see `Source`."""
+        assert self._decode is not None
+        return self._decode(item, seed)
 
     def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Reads items, before `decode`. Called by threads of tf.data.
@@ -130,12 +177,8 @@ class Source:
         """
         try:
             rows = self._rows(indices)
-            weight = rows.get("weight")
-            if weight is not None and not ((weight >= 0) & np.isfinite(weight)).all():
-                raise DataError(
-                    f"Feature 'weight' of {self.name} must be a finite number of at least 0, got "
-                    f"{weight[~((weight >= 0) & np.isfinite(weight))][0]}. Correct it."
-                )
+            if "weight" in rows:
+                features.check_weights(rows["weight"], self.name)
             return rows
         except Exception as error:
             self.error = error
@@ -160,7 +203,7 @@ class Source:
             rows = self.rows(np.array([index]))
             item = {name: tf.constant(column[0]) for name, column in rows.items()}
             try:
-                self.decoded(item, tf.zeros([2], tf.int64))
+                self.decode(item, tf.zeros([2], tf.int64))  # its errors are shorter than a graph's
             except tf.errors.OpError as error:
                 describe = getattr(self.items, "describe", f"item {{:,}} of {self.name}".format)
                 return DataError(
@@ -174,18 +217,40 @@ class Source:
     def _rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         if self._read_rows is not None:
             rows = self._read_rows(indices)
-            return {name: taken_by_tensorflow(column) for name, column in rows.items()}
+            return {name: features.taken_by_tensorflow(column) for name, column in rows.items()}
         numbers = indices.tolist()
         with self._lock:  # a user's object may hold an open file
-            items = [
-                self._example(*each) for each in zip(numbers, self._read(numbers), strict=True)
-            ]
-        for number, item in zip(numbers, items, strict=True):
-            self._check_like_first(number, item)
+            items = self._read(numbers)
+            if (columns := self._columns(items)) is not None:
+                return columns
+            examples = [self._example(*one) for one in zip(numbers, items, strict=True)]
+        for number, example in zip(numbers, examples, strict=True):
+            features.check_like_first(
+                features.spec_of(example), self.row_spec, f"Item {number:,} of {self.name}"
+            )
         return {
-            name: taken_by_tensorflow(np.stack([item[name] for item in items]))
+            name: features.taken_by_tensorflow(np.stack([one[name] for one in examples]))
             for name in self.row_spec
         }
+
+    def _columns(self, items: list[Any]) -> dict[str, np.ndarray] | None:
+        """Returns the rows of items that are evidently like item 0; None of any others."""
+        names = self.row_spec.keys()
+        with contextlib.suppress(DataError):
+            items = [features.named(item, "") if type(item) is tuple else item for item in items]
+        if not all(type(item) is dict and item.keys() == names for item in items):
+            return None
+        columns = {}
+        for name, spec in self.row_spec.items():
+            try:
+                columns[name] = column = np.array([item[name] for item in items])
+            except (ValueError, TypeError):  # they differ in shape
+                return None
+            # Text may be anything else.
+            is_like = column.shape[1:] == spec.shape and column.dtype == spec.dtype.as_numpy_dtype
+            if not is_like or column.dtype == object:
+                return None
+        return columns
 
     def _read(self, numbers: list[int]) -> list[Any]:
         number = numbers[0]
@@ -206,17 +271,15 @@ class Source:
             ) from error
         if len(found) != len(numbers):
             raise DataError(
-                f"{self.name}.__getitems__ must return one item for each of the {len(numbers):,} "
-                f"indices in its list, got {len(found):,}. Correct it."
+                f"{self.name}.__getitems__ must return {len(numbers):,} items for as many indices, "
+                f"got {len(found):,}."
             )
         return found
 
     def _example(self, number: int, item: Any) -> dict[str, np.ndarray]:
         what = f"Item {number:,} of {self.name}"
-        try:
-            return {name: array_of(value, name) for name, value in named(item, what).items()}
-        except DataError as error:
-            raise error if what in str(error) else DataError(f"{what}: {error}") from error
+        named = features.named(item, what)
+        return {name: features.array_of(value, name, what) for name, value in named.items()}
 
     def _check_protocol(self) -> None:
         indexed = self._read_items is not None or self._read_rows is not None
@@ -232,52 +295,34 @@ class Source:
                 "{name: frame[name].to_numpy() for name in frame}."
             )
 
-    def _spec_of_first(self) -> dict[str, tf.TensorSpec]:
+    def _first(self) -> dict[str, np.ndarray]:
         if self._read_rows is not None:
-            first = {name: rows[0] for name, rows in self._read_rows(np.zeros(1, np.int64)).items()}
-        else:
-            first, again = (self._example(0, self._read([0])[0]) for _ in range(2))
-            if not are_same(first, again):
-                raise DataError(
-                    f"Two reads of item 0 of {self.name} differ, so a run could not be repeated or "
-                    "resumed. Augment in decode(item, seed) by TensorFlow's stateless operations, "
-                    "or in the model."
-                )
-        return {
-            name: tf.TensorSpec(np.shape(value), tensorflow_dtype(name, value), name)
-            for name, value in first.items()
-        }
-
-    def _check_like_first(self, number: int, item: dict[str, np.ndarray]) -> None:
-        if item.keys() != self.row_spec.keys():
-            given, wanted = ", ".join(sorted(item)), ", ".join(sorted(self.row_spec))
+            rows = self._read_rows(np.zeros(1, np.int64))
+            return {name: np.asarray(column)[0, ...] for name, column in rows.items()}
+        first, again = (self._example(0, self._read([0])[0]) for _ in range(2))
+        if not are_same(first, again):
             raise DataError(
-                f"Item {number:,} of {self.name} has the features {given}; item 0 has {wanted}. "
-                "Give all items the same features."
+                f"Two reads of item 0 of {self.name} differ, so a run could not be resumed. "
+                "Augment in decode(item, seed) by stateless operations, or in the model."
             )
-        for name, spec in self.row_spec.items():
-            dtype, shape = tensorflow_dtype(name, item[name]), item[name].shape
-            if (dtype, shape) != (spec.dtype, tuple(spec.shape)):
-                raise DataError(
-                    f"Feature {name!r} of item {number:,} of {self.name} is {dtype.name} of shape "
-                    f"{shape}, that of item 0 {spec.dtype.name} of shape {tuple(spec.shape)}. "
-                    f"{ONE_LENGTH if dtype == spec.dtype else 'Convert it.'}"
-                )
+        return first
 
-    def _decoded_spec(self) -> dict[str, tf.TensorSpec]:
-        decode = self.decode
-        assert decode is not None
+    def _decoded_spec(self, decode: Decode) -> dict[str, tf.TensorSpec]:
         check_takes("Source.decode", decode, ("item", "seed"))
-        traced = tf.function(self.decoded, autograph=False).get_concrete_function(
+
+        def example(item: dict[str, tf.Tensor], seed: tf.Tensor) -> dict[str, tf.Tensor]:
+            made = tf.autograph.experimental.do_not_convert(decode)(item, seed)
+            return features.named(made, definition_of(decode))
+
+        self._decode = tf.function(example, autograph=False).get_concrete_function(
             self.row_spec, tf.TensorSpec([2], tf.int64)
         )
-        if drawn := drawn_by_state(traced.graph.get_operations()):
+        if drawn := drawn_by_state(self._decode.graph.get_operations()):
             raise DataError(
-                f"{definition_of(decode)} draws random numbers by {drawn}, which a resumed "
-                "run would draw differently. Pass the seed to tf.random.stateless_uniform, "
-                "tf.image.stateless_random_flip_left_right or the like, or augment in the model."
+                f"{definition_of(decode)} draws random numbers by {drawn}, which a resumed run "
+                "would draw differently. Pass the seed to tf.random.stateless_uniform or the like."
             )
-        return checked_spec(traced.structured_outputs, definition_of(decode))
+        return features.checked_spec(self._decode.structured_outputs, definition_of(decode))
 
 
 def first_line(error: Exception) -> str:

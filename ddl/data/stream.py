@@ -2,11 +2,11 @@
 
 import collections
 import contextlib
-import functools
 import inspect
 import itertools
 import traceback
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -14,25 +14,25 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from ddl.data.batched import AS_BATCHES, described, elements_of, example_spec
-from ddl.data.features import (
-    ONE_LENGTH,
-    array_of,
-    check_weight_spec,
-    checked_weight,
-    named,
-    tensorflow_dtype,
-)
+from ddl.data import features
 from ddl.data.order import steps_per_epoch
 from ddl.data.source import are_same, first_line
 from ddl.errors import DataError, check_takes, definition_of
+
+# Parts of private class names of tf.data: operations that turn batches into other elements. Nothing
+# but the operations tells a batch of 50 images from one example of 50 images.
+_MAKE_OTHERS = ("Unbatch", "FlatMap", "Interleave", "Window")
+
+_AS_BATCHES = (
+    "Pass ddl.data.stream(data, batched=True) if elements are batches, else batched=False."
+)
 
 _COMPARED = 32  # examples that are read twice at the start
 _AT_ONCE = 32  # examples that one call of Python reads: tf.data's own batches take one for each
 _SECONDS = 10.0  # between two reports of progress
 
 
-def stream(data: Any, *, batched: bool | None = None, length: int | None = None) -> "Stream":
+def stream(data: Any, *, batched: bool | None = None) -> "Stream":
     """Takes a pipeline as it is, in its own order: ddl does not shuffle it.
 
     A Trainer makes it of a `tf.data.Dataset` on its own. Examples are dicts of features, or tuples
@@ -58,18 +58,15 @@ def stream(data: Any, *, batched: bool | None = None, length: int | None = None)
       batched: Whether elements are batches. None: those that an operation of tf.data has batched,
         those whose features have one unknown first dimension, and those of a PyDataset. Pass False
         for windows that `batch` has made, and True for a generator of batches.
-      length: Examples of a pass; further ones are not read. None: found out where tf.data tells it.
 
     Raises:
-      DataError: If there are no examples, they are not of one static shape, or fewer than `length`.
+      DataError: If there are no examples, or they are not of one static shape.
     """
-    if length is not None and length < 1:
-        raise DataError(f"stream.length must be at least 1, got {length}.")
     if isinstance(data, tf.data.Dataset):
-        return Stream("The tf.data.Dataset", data, batched, length)
+        return Stream("The tf.data.Dataset", data, batched)
     if isinstance(data, keras.utils.PyDataset):
-        found = Stream(type(data).__name__, _Epochs(data), True, length)
-        found.is_endless = data.num_batches is None and length is None
+        found = Stream(type(data).__name__, _Epochs(data), True)
+        found.is_endless = data.num_batches is None
         return found
     if not callable(data):
         raise DataError(
@@ -78,9 +75,7 @@ def stream(data: Any, *, batched: bool | None = None, length: int | None = None)
         )
     taken = {"epoch"} & inspect.signature(data).parameters.keys()
     check_takes("stream.data, which may take the argument epoch,", data, (), tuple(taken))
-    return Stream(
-        definition_of(data), lambda epoch: data(**dict.fromkeys(taken, epoch)), batched, length
-    )
+    return Stream(definition_of(data), lambda epoch: data(**dict.fromkeys(taken, epoch)), batched)
 
 
 class Stream:
@@ -98,7 +93,7 @@ class Stream:
       error: The error that ended the last read in Python, which TensorFlow reports as a text.
     """
 
-    def __init__(self, name: str, data: Any, batched: bool | None, length: int | None):
+    def __init__(self, name: str, data: Any, batched: bool | None):
         """Reads the first examples twice.
 
         Args:
@@ -106,7 +101,6 @@ class Stream:
           data: A `tf.data.Dataset`; or a function of the number of a pass, that returns one or an
             iterable.
           batched: As in `stream`.
-          length: As in `stream`.
 
         Raises:
           DataError: As `stream`.
@@ -115,30 +109,23 @@ class Stream:
         self.runs_python = not isinstance(data, tf.data.Dataset)
         self.error: Exception | None = None
         self.element_spec: dict[str, tf.TensorSpec] = {}
-        self._data, self._limit = data, length
-        self._yields_batches, self._is_batched = bool(batched), batched
+        self._data, self._yields_batches, self._is_batched = data, bool(batched), batched
+        self._forms: set[Any] = set()  # dtypes and shapes of elements in Python that were checked
         self._first: Any = None
         self._first = self._dataset(0)
-        spec = self._first.map(self._named).element_spec
-        found = elements_of(self._first, spec, self._is_batched, f"An element of {name}")
-        self._is_batched, self.element_spec, known = found
-        check_weight_spec(self.element_spec, name)
-        self.is_endless = known == tf.data.INFINITE_CARDINALITY and length is None
-        self.num_examples = length or (known if known >= 0 else None)
-        examples = self._first_pass(_COMPARED)
+        known = self._find_elements()
+        features.check_weight_spec(self.element_spec, name)
+        self.is_endless = known == tf.data.INFINITE_CARDINALITY
+        self.num_examples = known if known >= 0 else None
+        examples = self._passes(_COMPARED, 0, 1)
         first, again = (next(self._read(examples), {}) for _ in range(2))
-        if not first or 0 <= known < (length or 1):
-            raise DataError(
-                f"{name} must have at least {length or 1:,} examples, got {max(known, 0):,}. "
-                "Correct what it reads, or stream.length."
-            )
+        if not first or known == 0:
+            raise DataError(f"{name} must have at least 1 example, got 0. Correct what it reads.")
         self.is_repeatable = are_same(first, again)
         if not self.is_repeatable:
             logging.warning(
-                "Two reads of the first examples of %s differ, so a resumed run reads other "
-                "examples than an uninterrupted one. Seed what is random, and pass a function: "
-                "ddl.data.stream(lambda epoch: ….shuffle(n, seed=epoch)).",
-                name,
+                f"Two reads of the first examples of {name} differ, so a resumed run reads others. "
+                "Seed it: ddl.data.stream(lambda epoch: ….shuffle(n, seed=epoch))."
             )
 
     def undecodable(self) -> DataError | None:
@@ -153,12 +140,12 @@ class Stream:
         """
         if self.is_endless:
             raise DataError(
-                f"{self.name} has no end, and so no epochs. Set TRAIN_STEPS, or the number of "
-                "batches of an evaluation; or pass ddl.data.stream(data, length=…)."
+                f"{self.name} has no end, and so no epochs. Set TRAIN_STEPS, or end a pass by "
+                ".take(…)."
             )
         if self.num_examples is None:
             logging.warning("Counting the examples of %s: a pass is read to its end", self.name)
-            batches = self._read(self._first_pass(1024))
+            batches = self._read(self._passes(1024, 0, 1))
             self.num_examples = sum(len(next(iter(batch.values()))) for batch in batches)
         return self.num_examples
 
@@ -181,10 +168,8 @@ class Stream:
         if self.num_examples is not None:
             steps = steps_per_epoch(self.num_examples, global_batch_size)
             first_pass, skipped = divmod(first_batch, steps)
-        if self.is_endless:
-            batches = self._first_pass(global_batch_size)
-        else:
-            batches = self._all_passes(first_pass, global_batch_size)
+        batches = self._passes(global_batch_size, first_pass)
+        reader = batches._ddl_reader
         if skipped:
             batches = self._skipped(batches, skipped, global_batch_size)
         kept = np.arange(global_batch_size) if rows is None else np.asarray(rows)
@@ -192,57 +177,93 @@ class Stream:
         options = tf.data.Options()
         options.deterministic = True
         infinite = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
-        return batches.apply(infinite).with_options(options)
+        batches = batches.apply(infinite).with_options(options)
+        batches._ddl_reader = reader
+        return batches
 
-    def _blocks(self, number: int | tf.Tensor, size: int) -> tf.data.Dataset:
-        """Returns one pass in batches of `size`, of which the last may be shorter."""
-        elements, is_batched = self._elements(number), self._is_batched
-        if self._limit is not None:
-            elements = (elements.unbatch() if is_batched else elements).take(self._limit)
-            is_batched = False
-        join = elements.rebatch if is_batched else elements.batch
-        return join(size, drop_remainder=self.is_endless)
+    def _find_elements(self) -> int:
+        """Finds out whether elements are batches; returns the examples of a pass.
 
-    def _first_pass(self, size: int) -> tf.data.Dataset:
-        if not self.runs_python:
-            return self._blocks(0, size)
-        # In a graph, which keeps the functions that Python runs.
-        return tf.data.Dataset.range(1).flat_map(lambda number: self._blocks(number, size))
+        Returns:
+          The number, tf.data.INFINITE_CARDINALITY or tf.data.UNKNOWN_CARDINALITY.
+        """
+        spec, what = self._first.map(self._named).element_spec, f"An element of {self.name}"
+        rows, count = _rows_in(spec), int(self._first.cardinality())
+        operation = _batch_operation(self._first)
+        made = 0 if operation is None else _rows_in(operation.element_spec)
+        if self._is_batched is None:
+            if rows is None and operation is None and all(s.shape.rank == 1 for s in spec.values()):
+                raise DataError(
+                    f"{what} may be a batch, or vary: {features.described(spec)}. {_AS_BATCHES}"
+                )
+            # Another number of rows than the operation made is no longer its batch.
+            self._is_batched = rows is None or (rows > 0 and made in (None, rows))
+        self.element_spec = _example_spec(spec, self._is_batched, what)
+        if not self._is_batched or count < 0:
+            return count
+        if rows is not None:
+            return count * rows
+        # The last batch may be shorter. Operations that change the number of batches, or batch
+        # batches, hide that of examples.
+        if operation is not None and int(operation.cardinality()) == count:
+            (examples,) = operation._inputs()
+            if _batch_operation(examples) is None:
+                return int(examples.cardinality())
+        return tf.data.UNKNOWN_CARDINALITY
 
-    def _elements(self, number: int | tf.Tensor) -> tf.data.Dataset:
-        """Returns one pass, whose number may be a tensor of a graph, as dicts of features."""
-        if not self.runs_python:
-            return self._first.map(self._named)
+    def _passes(self, size: int, first: int, count: int | None = None) -> tf.data.Dataset:
+        """Returns batches of `size`, whose last one of a pass may be shorter.
+
+        TensorFlow keeps a function of Python for good, so it only gets a weak reference to the
+        reader of the passes; the data set keeps the reader.
+
+        Args:
+          size: Examples of a batch.
+          first: Number of the first pass.
+          count: Number of passes; None: without end, with a check of the examples of each.
+        """
         held: collections.deque[tf.data.Dataset] = collections.deque(maxlen=4)
 
-        def made(number: tf.Tensor) -> tf.Tensor:
+        def read(number: tf.Tensor) -> tf.Tensor:
             held.append(self._dataset(int(number)))  # one that is freed loses its generators
             return tf.data.experimental.to_variant(held[-1])
 
-        variant = tf.py_function(made, [number], tf.variant)
-        variant.set_shape([])
-        dataset = tf.data.experimental.from_variant(variant, self._first.element_spec)
-        return dataset.map(self._named)
+        spec, found = self._first.element_spec, weakref.ref(read)
+        join = "rebatch" if self._is_batched else "batch"
+        zeros = {n: tf.zeros([0, *one.shape], one.dtype) for n, one in self.element_spec.items()}
+
+        @tf.autograph.experimental.do_not_convert
+        def passed(number: tf.Tensor) -> tf.data.Dataset:
+            # If the data set has been dropped, nobody waits for the error.
+            variant = tf.py_function(lambda n: found()(n), [number], tf.variant)  # type: ignore[misc]
+            variant.set_shape([])
+            return batched(tf.data.experimental.from_variant(variant, spec))
+
+        def batched(elements: tf.data.Dataset) -> tf.data.Dataset:
+            blocks = getattr(elements.map(self._named), join)(size, drop_remainder=self.is_endless)
+            if count is not None or self.is_endless:
+                return blocks
+            # A batch without rows marks the end of a pass.
+            return blocks.concatenate(tf.data.Dataset.from_tensors(zeros))
+
+        if self.runs_python:
+            # Dataset.counter would leak objects.
+            end = 2**62 if count is None else first + count
+            passes = tf.data.Dataset.range(first, end).flat_map(passed)
+        else:
+            passes = batched(self._first).repeat(count)
+        if count is None and not self.is_endless:
+            counted = passes.scan(tf.zeros([], tf.int64), self._counted)
+            passes = counted.filter(lambda batch: _rows_of(batch) > 0)
+        passes._ddl_reader = read
+        return passes
 
     @tf.autograph.experimental.do_not_convert
     def _named(self, *element: Any) -> dict[str, tf.Tensor]:
-        features = named(element[0] if len(element) == 1 else element, f"An element of {self.name}")
-        ragged = {n: one for n, one in features.items() if isinstance(one, tf.RaggedTensor)}
-        return features | {n: one.to_tensor(shape=one.shape) for n, one in ragged.items()}
-
-    def _all_passes(self, first: int, size: int) -> tf.data.Dataset:
-        """Returns the batches of all passes, and checks the number of examples of each."""
-        zeros = {n: tf.zeros([0, *one.shape], one.dtype) for n, one in self.element_spec.items()}
-        end = tf.data.Dataset.from_tensors(zeros)  # a batch without rows marks the end of a pass
-        if not self.runs_python:
-            passes = self._first_pass(size).concatenate(end).repeat()
-        else:
-            # Dataset.counter would leak objects.
-            passes = tf.data.Dataset.range(first, 2**62).flat_map(
-                lambda number: self._blocks(number, size).concatenate(end)
-            )
-        counted = passes.scan(tf.zeros([], tf.int64), self._counted)
-        return counted.filter(lambda batch: _rows_of(batch) > 0)
+        what = f"An element of {self.name}"
+        example = features.named(element[0] if len(element) == 1 else element, what)
+        ragged = {n: one for n, one in example.items() if isinstance(one, tf.RaggedTensor)}
+        return example | {n: one.to_tensor(shape=one.shape) for n, one in ragged.items()}
 
     @tf.autograph.experimental.do_not_convert
     def _counted(self, before: tf.Tensor, batch: Any) -> tuple[tf.Tensor, Any]:
@@ -251,11 +272,8 @@ class Stream:
         fits = total > 0
         if wanted is not None:
             fits = tf.where(is_end, tf.equal(total, wanted), total <= wanted)
-        message = tf.strings.format(
-            f"{self.name} must have {wanted or 'at least 1'} examples in each pass, got {{}}. "
-            "Correct what it reads, or pass ddl.data.stream(data, length=…).",
-            total,
-        )
+        text = f"{self.name} must have {wanted or 'at least 1'} examples in each pass, got {{}}."
+        message = tf.strings.format(text, total)
         with tf.control_dependencies([tf.debugging.Assert(fits, [message])]):
             return tf.where(is_end, tf.zeros([], tf.int64), total), batch
 
@@ -264,10 +282,10 @@ class Stream:
 
         @tf.autograph.experimental.do_not_convert
         def told(last: tf.Tensor, numbered: Any) -> tuple[tf.Tensor, Any]:
-            now = tf.timestamp()
+            now, texts = tf.timestamp(), ("Skipped", numbered[0] * size, "of", count * size)
             is_due = (numbered[0] < count) & (now > last + _SECONDS)
-            texts = ("Skipped", numbered[0] * size, "of", count * size, "examples of", self.name)
-            with tf.control_dependencies([tf.cond(is_due, lambda: tf.print(*texts), tf.no_op)]):
+            told_of = tf.cond(is_due, lambda: tf.print(*texts, "examples of", self.name), tf.no_op)
+            with tf.control_dependencies([told_of]):
                 return tf.where(is_due, now, last), numbered
 
         numbered = batches.enumerate().scan(tf.timestamp(), told)
@@ -278,7 +296,7 @@ class Stream:
         """Pads a batch to `size` rows with weight 0, and keeps some of them."""
         rows = tf.cast(_rows_of(batch), tf.int32)
         batch = {"weight": tf.ones([rows]), **batch}
-        batch["weight"] = checked_weight(batch["weight"])
+        batch["weight"] = features.checked_weight(batch["weight"])
 
         def gathered() -> dict[str, tf.Tensor]:
             chosen = {name: tf.gather(values, kept % rows) for name, values in batch.items()}
@@ -315,8 +333,11 @@ class Stream:
             raise DataError(f"{self.name} must have at least 1 example, got 0. Correct it.")
         self._is_batched = True
         spec = {n: tf.TensorSpec([None, *s.shape], s.dtype) for n, s in self.element_spec.items()}
-        batches = functools.partial(self._batches, elements)
-        return tf.data.Dataset.from_generator(batches, output_signature=spec)
+        batches = self._batches(elements)
+        weak = weakref.ref(batches)  # as in `_passes`
+        dataset = tf.data.Dataset.from_generator(lambda: weak(), output_signature=spec)
+        dataset._ddl_reader = batches
+        return dataset
 
     def _batches(self, elements: Iterator[dict[str, np.ndarray]]) -> Iterator[dict[str, Any]]:
         with self._data_errors():
@@ -328,16 +349,17 @@ class Stream:
     def _checked(self, number: int, element: Any) -> dict[str, np.ndarray]:
         where = f"Element {number:,} of {self.name}"
         # Copies: a generator may fill its arrays anew.
-        features = {n: np.array(array_of(value, n)) for n, value in named(element, where).items()}
-        spec = {n: tf.TensorSpec(v.shape, tensorflow_dtype(n, v)) for n, v in features.items()}
-        spec = example_spec(spec, self._yields_batches, where)
-        self.element_spec = self.element_spec or spec
-        if spec != self.element_spec:
-            raise DataError(
-                f"{where} must be as element 0, {described(self.element_spec)}, got "
-                f"{described(spec)}. {ONE_LENGTH if self._yields_batches else AS_BATCHES}"
-            )
-        return features
+        named = features.named(element, where)
+        example = {
+            name: np.array(features.array_of(one, name, where)) for name, one in named.items()
+        }
+        form = tuple((name, one.dtype, one.shape) for name, one in example.items())
+        if form not in self._forms or any(one.dtype == object for one in example.values()):
+            spec = _example_spec(features.spec_of(example), self._yields_batches, where)
+            self.element_spec = self.element_spec or spec
+            features.check_like_first(spec, self.element_spec, where)
+            self._forms.add(form)
+        return example
 
     @contextlib.contextmanager
     def _data_errors(self) -> Iterator[None]:
@@ -369,3 +391,35 @@ class _Epochs:
 
 def _rows_of(batch: Any) -> tf.Tensor:
     return tf.shape(next(iter(batch.values())), tf.int64)[0]
+
+
+def _example_spec(
+    spec: Mapping[str, tf.TensorSpec], is_batch: bool, what: str
+) -> dict[str, tf.TensorSpec]:
+    """Returns the specification of one example after checking that its shapes are static."""
+    if is_batch:
+        if _rows_in(spec) == 0:
+            raise DataError(
+                f"{what} must be features of equal length, got {features.described(spec)}."
+            )
+        spec = {name: tf.TensorSpec(one.shape[1:], one.dtype, name) for name, one in spec.items()}
+    return features.checked_spec(spec, what)
+
+
+def _rows_in(spec: Any) -> int | None:
+    """Returns the first dimension of all features, None if unknown; 0 if they share none."""
+    found = {one.shape[0] if one.shape.rank else 0 for one in tf.nest.flatten(spec)}
+    return found.pop() if len(found) == 1 else 0
+
+
+def _batch_operation(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
+    """Returns the last operation of a pipeline that made batches of its elements, if any."""
+    name = type(dataset).__name__
+    # A choice among data sets keeps their elements whole, unlike other interleaves.
+    is_choice = "DirectedInterleave" in name
+    if not is_choice and any(other in name for other in _MAKE_OTHERS):
+        return None
+    if "batch" in name.lower():
+        return dataset
+    inputs = dataset._data_inputs if is_choice else dataset._inputs()
+    return next(filter(None.__ne__, map(_batch_operation, inputs)), None)

@@ -43,19 +43,6 @@ def test_all_iterators_end(kind):
     assert getattr(made, name) is None
 
 
-def test_one_that_fails_hinders_no_other(monkeypatch):
-    made = [iterator_over(make_strategy("one_device", 1)) for _ in range(2)]
-    ended = []
-
-    def end(iterator):
-        ended.append(iterator)
-        raise RuntimeError("no such name")
-
-    monkeypatch.setattr(iterators, "_end", end)
-    iterators._end_all()
-    assert {id(each) for one in made for each in made_by(one)} <= {*map(id, ended)}
-
-
 @pytest.mark.parametrize("where", ["eager", "while_tracing"])
 def test_a_dropped_distributed_iterator_reads_nothing_more(where):
     """TensorFlow frees the data set before it waits for the thread that reads it."""

@@ -241,12 +241,3 @@ def test_arrays_are_neither_copied_nor_constants_of_the_graph(resident):
 
     graph = step.get_concrete_function(pipeline.iterator(strategy)).graph
     assert graph.as_graph_def().ByteSize() < 50_000
-
-
-@pytest.mark.parametrize("source", [Source({"x": np.arange(10)}), decoded_source()])
-def test_no_tuner_runs_and_maps_have_several_calls_under_way(source, monkeypatch):
-    """A tuner would be waited for at the end. There are as many calls as threads."""
-    monkeypatch.setattr(module, "iterator_of", lambda dataset, strategy: dataset)
-    options = BatchPipeline(source, 4).iterator(make_strategy("mirrored", 2)).options()
-    assert options.autotune.enabled is False
-    assert options.threading.private_threadpool_size >= 8

@@ -7,59 +7,43 @@ from tensorflow.python.framework import kernels
 
 from ddl.data import BatchPipeline, Source
 from ddl.data import resident as module
-from ddl.data.resident import GPU, HOST, gather, numeric_arrays
+from ddl.data.resident import gather, numeric_arrays, packed
 from ddl.devices.path import CPU, taking
 from ddl.devices.path import GPU as GPU_PATH
 from ddl.errors import ConfigError
 from tests.conftest import make_strategy
 
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
-FLOATS = ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
-DTYPES = ["bool", *INTEGERS, *FLOATS]
-SHAPES = [(), (1,), (2,), (3,), (4,), (5,), (7,), (9,), (3, 3, 1), (2, 4), (0,)]
+DTYPES = ["bool", *INTEGERS, "float16", "bfloat16", "float32", "float64", "complex64"]
+SHAPES = [(), (1,), (3,), (4,), (9,), (3, 3, 1), (2, 4), (0,)]
 EXAMPLES = 11
 
-both_packings = pytest.mark.parametrize("packing", [HOST, GPU], ids=["host", "gpu"])
 
-
-def array(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+def array(shape, dtype):
     """Random bits, so that integers have all signs and sizes; floats are finite."""
-    random = np.random.default_rng(0)
-    to = tf.as_dtype(dtype)
-    if dtype == "bool" or to.is_floating or to.is_complex:
-        return (100 * random.normal(size=(EXAMPLES, *shape))).astype(to.as_numpy_dtype)
-    whole = np.frombuffer(random.bytes(8 * EXAMPLES * int(np.prod(shape))), dtype)
-    return whole[: EXAMPLES * int(np.prod(shape))].reshape(EXAMPLES, *shape)
+    random, size = np.random.default_rng(0), EXAMPLES * int(np.prod(shape))
+    if dtype not in INTEGERS:
+        whole = 100 * random.normal(size=(EXAMPLES, *shape))
+        return whole.astype(tf.as_dtype(dtype).as_numpy_dtype)
+    return np.frombuffer(random.bytes(8 * size), dtype)[:size].reshape(EXAMPLES, *shape)
 
 
-def gathered(source, rows, packing):
-    placed = {name: tf.constant(packing.packed(each)) for name, each in source.arrays.items()}
-    return gather(placed, tf.constant(rows, tf.int64), source.element_spec, packing)
-
-
-@both_packings
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_examples_are_gathered_to_the_bit(dtype, packing):
-    source = Source({str(shape): array(shape, dtype) for shape in SHAPES})
-    for name, values in gathered(source, [10, 0, 3, 3], packing).items():
-        expected = source.arrays[name][[10, 0, 3, 3]]
-        assert values.dtype == dtype
-        assert values.shape == expected.shape
-        assert values.numpy().tobytes() == expected.tobytes(), name
-
-
-@both_packings
-@pytest.mark.parametrize("order", ["<", ">"])
-def test_arrays_as_they_lie_in_memory(packing, order):
+@pytest.mark.parametrize("for_gpus", [True, False])
+@pytest.mark.parametrize("dtype", [*DTYPES, ">i2", ">u4", ">f8"])
+def test_examples_are_gathered_to_the_bit(dtype, for_gpus):
     """Files of images and labels often have the other byte order."""
-    kinds = ["i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8"]
-    arrays = {kind: np.arange(6).reshape(2, 3).T.astype(order + kind) for kind in kinds}
-    arrays |= {"strided": np.arange(12, dtype=np.uint8)[::4]}
-    arrays["strided"].flags.writeable = False
-    found = gathered(Source(arrays), range(3), packing)
-    assert found.pop("strided").numpy().tolist() == [0, 4, 8]
-    for values in found.values():
-        assert values.numpy().tolist() == [[0, 3], [1, 4], [2, 5]]
+    if dtype[0] == ">":
+        arrays = {"x": np.arange(22).reshape(2, 11).T.astype(dtype)}
+    else:
+        arrays = {str(shape): array(shape, dtype) for shape in SHAPES}
+    source = Source(arrays)
+    placed = {n: tf.constant(packed(each, for_gpus)) for n, each in source.arrays.items()}
+    found = gather(placed, tf.constant([10, 0, 3, 3], tf.int64), source.element_spec)
+    for name, values in found.items():
+        expected = source.arrays[name][[10, 0, 3, 3]]
+        assert (values.dtype, values.shape) == (source.element_spec[name].dtype, expected.shape)
+        expected = np.ascontiguousarray(expected.astype(expected.dtype.newbyteorder("=")))
+        assert values.numpy().tobytes() == expected.tobytes(), name
 
 
 def test_on_a_gpu_each_array_is_gathered_where_it_lies():
@@ -70,10 +54,9 @@ def test_on_a_gpu_each_array_is_gathered_where_it_lies():
     if not on_gpu:
         pytest.skip("this TensorFlow has no GPU kernels")
     for dtype in DTYPES:
-        for shape in [(), (3,)]:
-            packed = GPU.packed(array(shape, dtype))
-            assert packed.dtype != np.int32, f"{dtype} would lie in host memory"
-            assert tf.as_dtype(packed.dtype).as_datatype_enum in on_gpu, dtype
+        stored = packed(array((3,), dtype), True)
+        assert stored.dtype != np.int32, f"{dtype} would lie in host memory"
+        assert tf.as_dtype(stored.dtype).as_datatype_enum in on_gpu, dtype
 
 
 @pytest.mark.parametrize(("path", "dtype"), [(CPU, tf.int32), (GPU_PATH, tf.int64)])
@@ -107,5 +90,5 @@ TEXT, DECODED = Source({"x": ["a", "b"]}), Source({"x": [1, 2]}, lambda item, se
 def test_nothing_else_resides(source):
     assert numeric_arrays(source) is None
     assert not BatchPipeline(source, 2).resident
-    with pytest.raises(ConfigError, match=f"Only arrays of .*got {source.name}. Set data_on_dev"):
+    with pytest.raises(ConfigError, match=f"needs arrays of numbers, got {source.name}"):
         BatchPipeline(source, 2, resident=True)

@@ -1,17 +1,16 @@
 """Image files in one folder for each class."""
 
 import functools
+import glob
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from ddl.data.readers.records import Decode
-from ddl.data.source import Example, Source
-from ddl.errors import ConfigError, DataError, check_no_text
+from ddl.data.source import Arrays, Decode, Example, Source
+from ddl.errors import ConfigError, DataError
 
 _ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
 
@@ -21,7 +20,6 @@ def image_folder(
     size: Sequence[int],
     *,
     channels: int = 3,
-    class_names: Sequence[str] | None = None,
     decode: Decode | None = None,
 ) -> Source:
     """Reads labelled images from one folder for each class: train/cat/1.jpg, train/dog/7.png.
@@ -29,6 +27,7 @@ def image_folder(
     Files are JPEG, PNG, BMP, WebP or GIF (first frame), at any depth below the folder of their
     class. A warning counts files of other names; those that begin with a dot are left out without a
     word. All images are resized to one size, with anti-aliasing, regardless of their aspect ratio.
+    Training and evaluation data need the same classes.
 
         source = ddl.data.image_folder("flowers/train", (224, 224))
         source.items.class_names  # ("daisy", "rose", …): the names of labels 0, 1, …
@@ -37,8 +36,6 @@ def image_folder(
       directory: Folder that holds a folder for each class.
       size: Height and width of the images.
       channels: 1 for gray (JPEG and PNG alone), 3 for RGB, 4 for RGBA (PNG and BMP alone).
-      class_names: Names of the folders in the order of their labels. None: all folders, sorted. Set
-        it where training or evaluation data lack a class: one that is named here may be missing.
       decode: Makes an example of {"image": uint8 [height, width, channels], "label": int64 []} and
         a seed, as in `Source`.
 
@@ -47,22 +44,19 @@ def image_folder(
 
     Raises:
       ConfigError: If `size` or `channels` is out of range.
-      DataError: If the folder is missing or holds no folders, a class has no images, images lie
-        beside the folders, or `class_names` leaves out a folder or repeats one.
+      DataError: If the folder is missing or holds no folders, a class has no images, or images lie
+        beside the folders.
     """
     shape = (*size, channels)
     if len(shape) != 3 or min(shape) < 1 or channels not in (1, 3, 4):
         raise ConfigError(
-            "image_folder.size must be height and width, and channels 1, 3 or 4, got size = "
-            f"{tuple(size)} and channels = {channels}."
+            f"image_folder needs size, height and width, and 1, 3 or 4 channels, got {shape}."
         )
-    check_no_text("image_folder.class_names", class_names)
-    items = ImageFiles(directory, class_names)
+    items = ImageFiles(directory)
 
     def decoded(item: dict[str, tf.Tensor], seed: tf.Tensor) -> Example:
-        pixels = tf.io.decode_image(
-            tf.io.read_file(item["file"]), channels, expand_animations=False
-        )
+        content = tf.io.read_file(item["file"])
+        pixels = tf.io.decode_image(content, channels, expand_animations=False)
         example = {"image": resized(pixels, shape), "label": item["label"]}
         return example if decode is None else decode(example, seed)
 
@@ -72,69 +66,53 @@ def image_folder(
 
 def resized(pixels: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
     """Resizes an image with anti-aliasing to uint8 [height, width, channels]."""
-    pixels = tf.image.resize(pixels, shape[:2], antialias=True)
-    return tf.ensure_shape(tf.saturate_cast(tf.round(pixels), tf.uint8), shape)
+
+    def other() -> tf.Tensor:
+        found = tf.image.resize(pixels, shape[:2], antialias=True)
+        return tf.saturate_cast(tf.round(found), tf.uint8)
+
+    is_same = tf.reduce_all(tf.equal(tf.shape(pixels)[:2], shape[:2]))
+    return tf.ensure_shape(tf.cond(is_same, lambda: pixels, other), shape)
 
 
-class ImageFiles:
+class ImageFiles(Arrays):
     """Paths and labels of image files: items of a `Source`.
 
     Attributes:
       class_names: Name of each label.
       files: Paths, class by class.
-      labels: int64 [files].
     """
 
-    def __init__(self, directory: str | os.PathLike[str], class_names: Sequence[str] | None = None):
+    def __init__(self, directory: str | os.PathLike[str]):
         """Lists the files; reads none of them.
 
         Args:
           directory: See `image_folder`.
-          class_names: See `image_folder`.
 
         Raises:
           DataError: See `image_folder`.
         """
-        folder = os.fspath(directory)
-        found = _class_folders(folder)
-        self.class_names = tuple(found if class_names is None else class_names)
-        names = {*self.class_names}
-        if {*found} - names or len(names) < len(self.class_names):
-            raise DataError(
-                f"image_folder.class_names must name each folder in {folder} once: "
-                f"{', '.join(found)}; got {', '.join(self.class_names)}. Correct it."
-            )
-        self.files: list[str] = []
+        folder, self.files = os.fspath(directory), []
+        self.class_names = _class_folders(folder)
         labels: list[int] = []
         others: list[str] = []
         for label, name in enumerate(self.class_names):
-            files = _files_below(os.path.join(folder, name))
+            pattern = os.path.join(glob.escape(os.path.join(folder, name)), "**")
+            files = sorted(filter(os.path.isfile, glob.glob(pattern, recursive=True)))
             images = [file for file in files if file.lower().endswith(_ENDINGS)]
             others += sorted({*files} - {*images})
-            if not images and class_names is None:
+            if not images:
                 raise DataError(
-                    f"The folder of class {name!r}, {os.path.join(folder, name)}, holds no images "
-                    f"({', '.join(_ENDINGS)}), but {len(files):,} other files. Put the images of "
-                    "the class there, or remove the folder."
+                    f"{os.path.join(folder, name)} must hold images ({', '.join(_ENDINGS)}), but "
+                    f"holds {len(files):,} other files. Add some, or remove the folder."
                 )
             self.files += images
             labels += [label] * len(images)
-        self.labels = np.array(labels, np.int64)
+        super().__init__(
+            {"file": np.array(self.files, object), "label": np.array(labels, np.int64)}
+        )
         if others:
             logging.warning("%s: %d files left out, such as %s.", folder, len(others), others[0])
-
-    def __len__(self) -> int:
-        """Returns the number of files."""
-        return len(self.files)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        """Returns the features "file", a path, and "label"."""
-        return {"file": self.files[index], "label": self.labels[index]}
-
-    def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the features "file" and "label" at indices, int64 [b]."""
-        files = np.array([self.files[index] for index in indices.tolist()], object)
-        return {"file": files, "label": self.labels[indices]}
 
     def describe(self, index: int) -> str:
         """Returns the path of a file, for messages."""
@@ -146,23 +124,11 @@ def _class_folders(folder: str) -> list[str]:
         entries = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
     except OSError as error:
         raise DataError(
-            f"{error}. image_folder needs a folder that holds a folder of images for each class."
+            f"{error}. image_folder needs a folder of images for each class."
         ) from error
     loose = [entry.name for entry in entries if entry.name.lower().endswith(_ENDINGS)]
     classes = sorted(entry.name for entry in entries if entry.is_dir())
     if loose or not classes:
         held = f"{len(loose):,} images, such as {loose[0]}" if loose else "no folders"
-        raise DataError(
-            f"The image folder {folder!r} must hold folders of images, one for each class, but "
-            f"holds {held}. Put each image into the folder of its class."
-        )
+        raise DataError(f"{folder} must hold a folder of images for each class, but holds {held}.")
     return classes
-
-
-def _files_below(folder: str) -> list[str]:
-    """Returns the paths of all files, sorted within a folder. A missing folder has none."""
-    found: list[str] = []
-    for parent, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [os.path.join(parent, name) for name in sorted(files) if not name.startswith(".")]
-    return found

@@ -1,29 +1,36 @@
-"""Labeled images by name: MNIST and the like through keras.datasets, digits, synthetic ones."""
+"""Labeled images by name: keras.datasets, digits, synthetic ones, and ImageNet (ILSVRC 2012).
 
-import contextlib
+Russakovsky et al. 2015, "ImageNet Large Scale Visual Recognition Challenge". Its TFRecord files are
+named train-00000-of-01024 and validation-00000-of-00128. They hold tf.train.Example with
+"image/encoded", a JPEG, and "image/class/label", from 1 to 1000.
+"""
+
 import fcntl
+import glob
 import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
 import keras
 import numpy as np
+import tensorflow as tf
 
-from ddl.data.readers.imagenet import imagenet
+from ddl.data.combine import subset
+from ddl.data.readers.image_folder import resized
 from ddl.data.readers.packaged import SPLITS, Split, digits, generator
+from ddl.data.readers.records import tf_records
 from ddl.data.source import Source
 from ddl.errors import ConfigError, DataError, check_choice
 
+_FEATURES = {
+    "image/encoded": tf.io.FixedLenFeature([], tf.string),
+    "image/class/label": tf.io.FixedLenFeature([], tf.int64),
+}
+
 KerasDatasetName = Literal["mnist", "fashion_mnist", "cifar10"]
 ImagesName = Literal["digits", "mnist", "fashion_mnist", "cifar10", "imagenet", "synthetic"]
-
-_CACHED = {
-    "mnist": "mnist.npz",
-    "fashion_mnist": "fashion-mnist/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz",
-    "cifar10": "cifar-10-batches-py-target_archive (cifar-10-python.tar.gz under this name)",
-}
-"""The files that keras.datasets reads, by their paths in the folder `datasets` of its cache."""
 
 
 def keras_dataset(name: KerasDatasetName, split: Split) -> tuple[np.ndarray, np.ndarray]:
@@ -45,31 +52,88 @@ def keras_dataset(name: KerasDatasetName, split: Split) -> tuple[np.ndarray, np.
     """
     check_choice("keras_dataset.name", name, get_args(KerasDatasetName))
     check_choice("keras_dataset.split", split, SPLITS)
-    cache = _cache()
     try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with (cache / "ddl.lock").open("w") as lock:
+        with open(Path(tempfile.gettempdir()) / f"ddl-{os.getuid()}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             parts = getattr(keras.datasets, name).load_data()
     except Exception as error:  # Keras raises a bare Exception where the network fails
         # Keras's message has the address before the dashes, and the reason after them.
         reason = str(error).rsplit(" -- ", maxsplit=1)[-1]
+        folder = os.path.join(os.environ.get("KERAS_HOME", "~/.keras"), "datasets")
         raise DataError(
             f"{name} could not be read from Keras's cache or downloaded: {type(error).__name__}: "
-            f"{reason}. Remove damaged files, and put what keras.datasets.{name} names at "
-            f"{cache}/datasets/{_CACHED[name]}."
+            f"{reason}. Put what keras.datasets.{name} names into {folder}; remove "
+            "damaged files."
         ) from error
     images, labels = parts[SPLITS.index(split)]
     image = images if images.ndim == 4 else images[..., np.newaxis]
     return image, labels.reshape(-1).astype(np.int64)
 
 
-def _cache() -> Path:
-    """Returns the folder in which `keras.utils.get_file` looks, after making it."""
-    home = Path(os.environ.get("KERAS_HOME", "~/.keras")).expanduser()
-    with contextlib.suppress(OSError):
-        home.mkdir(parents=True, exist_ok=True)
-    return home if os.access(home, os.W_OK) else Path("/tmp/.keras")
+def imagenet(
+    split: Split, data_dir: str | os.PathLike | None, *, image_shape: Sequence[int] = (224, 224, 3)
+) -> Source:
+    """Reads ImageNet. Random crops depend only on the run's seed, the epoch and the image.
+
+    Each training image is cropped at random to 8% to 100% of its area at an aspect ratio of 3/4 to
+    4/3 and mirrored with probability 1/2 (Szegedy et al. 2015, "Going deeper with convolutions";
+    Goyal et al. 2017, section 5.1). Each test image is cropped to the central square whose side is
+    224/256 of the image's shorter side. Both crops are resized to `image_shape`.
+
+    Args:
+      split: "train", or "test" for the validation set.
+      data_dir: Folder of the files.
+      image_shape: Height, width and 3 channels.
+
+    Returns:
+      Features "image", uint8 [*image_shape], and "label", int64 [], from 0 to 999.
+
+    Raises:
+      ConfigError: If `image_shape` does not have 3 channels.
+      DataError: If files are missing; says which files to put where. Also as `tf_records`.
+    """
+    if len(image_shape) != 3 or image_shape[2] != 3:
+        raise ConfigError(f"imagenet.image_shape must have 3 channels, got {tuple(image_shape)}.")
+    check_choice("imagenet.split", split, SPLITS)
+    kind = "train" if split == "train" else "validation"
+    pattern = os.path.join(data_dir or "", f"{kind}-*-of-*")
+    if not data_dir or not glob.glob(pattern):
+        problem = f"no file matches {pattern}" if data_dir else "data_dir is not set"
+        raise DataError(
+            f"ImageNet was not found: {problem}. Put its TFRecord files, train-00000-of-01024 and "
+            "on and validation-00000-of-00128 and on, into a folder, and set data_dir to it."
+        )
+
+    def decode(item: dict[str, tf.Tensor], seed: tf.Tensor) -> dict[str, tf.Tensor]:
+        jpeg = item["image/encoded"]
+        window = _random_window(jpeg, seed) if split == "train" else _central_window(jpeg)
+        pixels = tf.image.decode_and_crop_jpeg(jpeg, window, channels=3)
+        if split == "train":
+            pixels = tf.image.stateless_random_flip_left_right(pixels, tf.add(seed, [1, 0]))
+        return {"image": resized(pixels, image_shape), "label": item["image/class/label"] - 1}
+
+    return tf_records(pattern, _FEATURES, decode)
+
+
+def _random_window(jpeg: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    """Returns a random crop, or the whole image if none of ten draws fits into it."""
+    begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
+        tf.image.extract_jpeg_shape(jpeg),
+        bounding_boxes=tf.zeros([1, 0, 4]),
+        seed=seed,
+        min_object_covered=0.0,
+        aspect_ratio_range=(3 / 4, 4 / 3),
+        area_range=(0.08, 1.0),
+        max_attempts=10,
+        use_image_if_no_bounding_boxes=True,
+    )
+    return tf.concat([begin[:2], size[:2]], axis=0)
+
+
+def _central_window(jpeg: tf.Tensor) -> tf.Tensor:
+    shape = tf.image.extract_jpeg_shape(jpeg)[:2]
+    side = tf.cast(tf.round(tf.cast(tf.reduce_min(shape), tf.float32) * 224 / 256), tf.int32)
+    return tf.concat([(shape - side) // 2, [side, side]], axis=0)
 
 
 def images(
@@ -109,23 +173,15 @@ def images(
     check_choice("images.name", name, get_args(ImagesName))
     check_choice("images.split", split, SPLITS)
     shape = tuple(image_shape)
-    if min(num_classes, *shape) < 1 or (num_examples is not None and num_examples < 1):
-        raise ConfigError(
-            "images.image_shape, num_classes and num_examples must be at least 1, got "
-            f"{shape}, {num_classes} and {num_examples}."
-        )
-    if (name == "imagenet") != (data_dir is not None) and name != "synthetic":
-        raise ConfigError(
-            f"images.data_dir is the folder of ImageNet's records, got {data_dir!r} with "
-            f"images.name = {name!r}. Set both, or neither."
-        )
+    if min(num_classes, *shape) < 1:
+        raise ConfigError(f"images needs sizes of at least 1, got {shape} and {num_classes}.")
+    if data_dir is not None and name not in ("imagenet", "synthetic"):
+        raise ConfigError(f"images.data_dir is for ImageNet's records alone, got {name!r} too.")
     if name == "imagenet":
-        if num_classes != 1000 or num_examples is not None or one_hot:
-            raise ConfigError(
-                "imagenet has 1,000 classes, and takes neither num_examples nor one_hot, got "
-                f"{num_classes}, {num_examples} and {one_hot}."
-            )
-        return imagenet(split, data_dir, image_shape=shape)
+        if num_classes != 1000 or one_hot:
+            raise ConfigError("imagenet has 1,000 classes, and takes no one_hot.")
+        source = imagenet(split, data_dir, image_shape=shape)
+        return source if num_examples is None else subset(source, num_examples)
     if name == "synthetic":
         image, label = _synthetic(split, shape, num_classes, num_examples, seed)
     else:
@@ -133,18 +189,12 @@ def images(
         if (*image.shape[1:], 10) != (*shape, num_classes):
             raise DataError(
                 f"{name} has 10 classes and images of shape {image.shape[1:]}, but "
-                f"images.num_classes is {num_classes} and images.image_shape {shape}. Set them to "
-                "those of the data."
+                f"images.num_classes is {num_classes} and images.image_shape {shape}."
             )
-        if num_examples is not None and num_examples > len(image):
-            raise DataError(
-                f"images.num_examples must be at most {len(image):,}, the number of {split} "
-                f"images of {name}, got {num_examples:,}."
-            )
-        image, label = image[:num_examples], label[:num_examples]
     if one_hot:
         label = np.eye(num_classes, dtype=np.float32)[label]
-    return Source({"image": image, "label": label})
+    source = Source({"image": image, "label": label})
+    return source if num_examples is None else subset(source, num_examples)
 
 
 def _synthetic(

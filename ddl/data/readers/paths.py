@@ -32,7 +32,11 @@ def found_files(files: Paths, name: str) -> list[str]:
         matches = [path] if os.path.isfile(path) else sorted(glob.glob(path, recursive=True))
         matches = [match for match in matches if os.path.isfile(match)]
         if not matches:
-            raise DataError(f"{name} must name existing files, but {_absence(path)}")
+            pattern = " It is a folder: add '/*'." if os.path.isdir(path) else ""
+            raise DataError(
+                f"{name} must name existing files of this machine, but none is at or matches "
+                f"{path}; we are in {os.getcwd()}.{pattern}"
+            )
         if path not in matches:
             _check_shards(path, matches, name)
         found += matches
@@ -40,44 +44,25 @@ def found_files(files: Paths, name: str) -> list[str]:
         raise DataError(f"{name} must name at least one file, got an empty list.")
     ((place, times),) = collections.Counter(map(os.path.realpath, found)).most_common(1)
     if times > 1:
-        raise DataError(
-            f"{name} must name each file once, got {place} {times} times. Remove all but one; to "
-            "use examples more often, see ddl.data.mix."
-        )
+        raise DataError(f"{name} must name each file once, got {place} {times} times.")
     return found
-
-
-def _absence(path: str) -> str:
-    if os.path.isdir(path):
-        return f"{path} is a folder. Pass a pattern, such as {os.path.join(path, '*')!r}."
-    if "://" in path:
-        return f"{path} is no file of this machine. Mount the storage, or copy the files."
-    return f"no file is at or matches {path}. Correct the path; we are in {os.getcwd()}."
 
 
 def _check_shards(pattern: str, files: Sequence[str], name: str) -> None:
     """Refuses incomplete sets; a pattern may choose shards, as train-0000?-of-00128 does."""
-    sets = collections.defaultdict(set)
-    for file in files:
-        if shard := _SHARD.fullmatch(file):
-            first, number, total, ending = shard.groups()
-            sets[first, ending, total].add(int(number))
-    for (first, ending, total), numbers in sets.items():
-        begin = int(int(total) in numbers)  # some programs count from 1
-        whole = (
-            f"{first}-{number:0{len(total)}}-of-{total}{ending}"
-            for number in range(begin, begin + int(total))
-        )
-        of_pattern = fnmatch.filter(
-            whole, os.path.join(glob.escape(os.path.dirname(first)), os.path.basename(pattern))
-        )
-        if lacking := sorted({*of_pattern} - {*files}):
+    totals: dict[tuple[str, str], str] = {}
+    for shard in filter(None, map(_SHARD.fullmatch, files)):
+        first, _, total, end = shard.groups()
+        if totals.setdefault((first, end), total) != total:
+            raise DataError(
+                f"{name} = {pattern!r} matches sets of {totals[first, end]} and {total} shards."
+            )
+    for (first, end), total in totals.items():
+        begin = int(f"{first}-{total}-of-{total}{end}" in files)  # some programs count from 1
+        numbers = range(begin, begin + int(total))
+        whole = [f"{first}-{number:0{len(total)}}-of-{total}{end}" for number in numbers]
+        if lacking := sorted({*fnmatch.filter(whole, pattern)} - {*files}):
             raise DataError(
                 f"{name} = {pattern!r} must match whole sets of shards, but {len(lacking):,} of "
                 f"{total} are missing, such as {lacking[0]}. Copy them, or list the paths to read."
             )
-    if len({of_name[:2] for of_name in sets}) < len(sets):
-        raise DataError(
-            f"{name} = {pattern!r} must match one set of shards, but matches sets of "
-            f"{' and '.join(sorted({total for *_, total in sets}))} files. Remove those left over."
-        )

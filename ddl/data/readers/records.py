@@ -6,23 +6,21 @@ data's checksum (4). Reading all lengths once tells where the records begin.
 
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import google_crc32c
 import numpy as np
 import tensorflow as tf
-from google.protobuf.message import DecodeError
 
+from ddl.data.order import in_parts
 from ddl.data.readers.paths import Paths, found_files
-from ddl.data.source import Example, Source, first_line
+from ddl.data.source import Decode, Example, Source, first_line
 from ddl.errors import DataError, installing
 
 _HEAD = 12  # bytes ahead of a record's data
 _AROUND = 16
-
-Decode = Callable[[dict[str, tf.Tensor], tf.Tensor], Example]
 
 
 def tf_records(
@@ -36,7 +34,7 @@ def tf_records(
 
         features = {
             "jpeg": tf.io.FixedLenFeature([], tf.string),
-            "label": tf.io.FixedLenFeature([], tf.int64),
+            "label": tf.io.FixedLenFeature([], tf.int64)
         }
 
         def decode(item, seed):
@@ -81,19 +79,18 @@ def array_records(
 
 
 class _Records:
-    """The records of files, numbered one after the other: items of a `Source`."""
+    """Records of files, numbered one after the other: items of a `Source`.
+
+    Attributes:
+      files: The paths.
+    """
 
     def __init__(self, files: Sequence[str], counts: Sequence[int]):
-        self.files = list(files)
-        self._ends = np.cumsum(counts)
+        self.files, self._ends = list(files), np.cumsum(counts)
 
     def __len__(self) -> int:
         """Returns the number of records."""
         return int(self._ends[-1])
-
-    def __getitem__(self, index: int) -> dict[str, bytes]:
-        """Returns the feature "record"."""
-        return {"record": self.rows(np.array([range(len(self))[index]]))["record"][0]}
 
     def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Reads records, int64 [b], and checks their checksums.
@@ -108,9 +105,8 @@ class _Records:
 
     def describe(self, index: int) -> str:
         """Returns the number and the file of a record, for messages."""
-        number = int(np.searchsorted(self._ends, index, side="right"))
-        first = int(self._ends[number - 1]) if number else 0
-        return f"record {index - first:,} of {self.files[number]}"
+        number, place = in_parts(np.array(index), self._ends)
+        return f"record {place:,} of {self.files[number]}"
 
 
 class TFRecords(_Records):
@@ -124,37 +120,34 @@ class TFRecords(_Records):
         """
         with ThreadPoolExecutor(16) as pool:  # the threads wait for the storage
             places = list(pool.map(_located, files))
-        super().__init__(files, [len(of_file) for of_file in places])
+        super().__init__(files, list(map(len, places)))
         self._places = np.concatenate(places)  # offset and length of the data, int64 [n, 2]
 
     def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Reads records in the order in which they lie."""
         records = np.empty(len(indices), object)
-        file_numbers = np.searchsorted(self._ends, indices, side="right")
+        file_numbers, _ = in_parts(indices, self._ends)
         for number in np.unique(file_numbers):
             places = np.flatnonzero(file_numbers == number)
             try:
                 with open(self.files[number], "rb", buffering=0) as file:
                     for place in places[np.argsort(indices[places])].tolist():
-                        records[place] = self._record(file.fileno(), int(indices[place]))
+                        index = int(indices[place])
+                        offset, length = self._places[index].tolist()
+                        data = os.pread(file.fileno(), length + 4, offset)
+                        records[place] = data[:length]
+                        if len(data) < length + 4 or _checksum(data[:length]) != data[length:]:
+                            raise DataError(
+                                f"The checksum of {self.describe(index)} is wrong: it is damaged, "
+                                "or the file has changed. Copy or write the file again."
+                            )
             except OSError as error:
                 raise DataError(f"Reading records failed: {error}. Check the file.") from error
         return {"record": records}
 
-    def _record(self, file: int, index: int) -> bytes:
-        offset, length = self._places[index].tolist()
-        data = os.pread(file, length + 4, offset)
-        record = data[:length]
-        if len(data) < length + 4 or _checksum(record) != data[length:]:
-            raise DataError(
-                f"The checksum of {self.describe(index)} is wrong: its {length:,} bytes from byte "
-                f"{offset:,} on are damaged, or the file has changed. Copy or write the file again."
-            )
-        return record
-
 
 class ArrayRecords(_Records):
-    """The records of ArrayRecord files."""
+    """The records of ArrayRecord files, whose format checks their checksums."""
 
     def __init__(self, files: Sequence[str]):
         """Opens the files.
@@ -165,73 +158,52 @@ class ArrayRecords(_Records):
         try:
             from array_record.python.array_record_data_source import ArrayRecordDataSource
         except ImportError as error:
-            raise DataError(
-                f"array_records needs the package array_record: {error}. "
-                f"{installing('arrayrecord')}"
-            ) from error
+            raise DataError(f"array_records: {error}. {installing('arrayrecord')}") from error
         counts = []
         for file in files:
             try:
                 counts.append(len(ArrayRecordDataSource(file)))
             except RuntimeError as error:
-                raise DataError(
-                    f"{file} is truncated, or not an ArrayRecord file: {first_line(error)}. Copy "
-                    "or write it again."
-                ) from error
+                text = f"{file} is truncated, or no ArrayRecord file: {first_line(error)}."
+                raise DataError(text) from error
         super().__init__(files, counts)
         self._records = ArrayRecordDataSource(self.files)
 
     def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Reads records by one call; the format checks their checksums."""
-        records = np.empty(len(indices), object)
-        numbers = indices.tolist()
+        """Reads records by one call; see `TFRecords.rows`."""
+        records, numbers = np.empty(len(indices), object), indices.tolist()
         try:
             records[:] = self._records.__getitems__(numbers)
-        except RuntimeError:  # it does not tell which record
-            for place, number in enumerate(numbers):
-                try:
-                    records[place] = self._records[number]
-                except RuntimeError as error:
-                    raise DataError(
-                        f"Damaged is {self.describe(number)}: {first_line(error)}. Copy or write "
-                        "the file again."
-                    ) from error
+        except RuntimeError as error:
+            if len(numbers) == 1:
+                text = f"Damaged is {self.describe(numbers[0])}: {first_line(error)}."
+                raise DataError(text) from error
+            for number in numbers:  # the error does not tell which record
+                self.rows(np.array([number]))
+            raise
         return {"record": records}
 
 
 def _source(items: _Records, features: Mapping[str, Any] | None, decode: Decode | None) -> Source:
     if features is None or not len(items):
         return Source(items, decode, files=items.files)
-    parsed = _checked(items, features)
+    record = items.rows(np.zeros(1, np.int64))["record"][0]
+    try:
+        kinds = {  # a plain tuple comes from a config
+            n: tf.io.FixedLenFeature(*f) if type(f) is tuple else f for n, f in features.items()
+        }
+        tf.io.parse_single_example(record, kinds)
+    except (tf.errors.InvalidArgumentError, TypeError, ValueError) as error:
+        raise DataError(
+            f"The features do not fit {items.describe(0)}: {first_line(error)}. Correct them."
+        ) from error
 
     def parse(item: dict[str, tf.Tensor], seed: tf.Tensor) -> Example:
-        example = tf.io.parse_single_example(item["record"], parsed)
+        example = tf.io.parse_single_example(item["record"], kinds)
         return example if decode is None else decode(example, seed)
 
     # Messages then name the user's function.
     return Source(items, functools.wraps(decode)(parse) if decode else parse, files=items.files)
-
-
-def _checked(items: _Records, features: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns TensorFlow's specifications of the features after parsing the first record."""
-    record = items[0]["record"]
-    try:
-        parsed = {  # a plain tuple comes from a config
-            name: tf.io.FixedLenFeature(*feature) if type(feature) is tuple else feature
-            for name, feature in features.items()
-        }
-        tf.io.parse_single_example(record, parsed)
-    except (tf.errors.InvalidArgumentError, TypeError, ValueError) as error:
-        try:
-            held = tf.train.Example.FromString(record).features.feature
-        except DecodeError:
-            held = {}
-        kinds = (f"{name} ({held[name].WhichOneof('kind')})" for name in sorted(held))
-        raise DataError(
-            f"The features do not fit {items.describe(0)}: {first_line(error)}. It holds "
-            f"{', '.join(kinds) or 'no tf.train.Example'}. Correct the features."
-        ) from error
-    return parsed
 
 
 def _located(file: str) -> np.ndarray:
@@ -244,8 +216,8 @@ def _located(file: str) -> np.ndarray:
                 head = os.pread(opened.fileno(), _HEAD, offset)
                 if len(head) == _HEAD and _checksum(head[:8]) != head[8:]:
                     raise DataError(
-                        f"{file} is compressed, damaged, or not a TFRecord file: no record begins "
-                        f"at byte {offset:,}. Decompress it, or copy or write it again."
+                        f"{file} is compressed, damaged, or no TFRecord file: no record begins at "
+                        f"{offset:,}."
                     )
                 length = int.from_bytes(head[:8], "little")
                 places.append((offset + _HEAD, length))

@@ -1,13 +1,13 @@
 """Tables in CSV and Parquet files, read with pyarrow and pandas (the extra `tables`)."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ddl.data.arrays import Arrays
 from ddl.data.readers.paths import Paths, found_files
-from ddl.data.source import Source
+from ddl.data.source import Arrays, Source
 from ddl.errors import ConfigError, DataError, did_you_mean, installing
 
 
@@ -25,7 +25,7 @@ def table(
         ddl.data.table(
             "train.csv",
             {"numbers": ["age", "income"], "color": "color", "label": "bought"},
-            categories={"color": ["blue", "red"]},
+            categories={"color": ["blue", "red"]}
         )
 
     Args:
@@ -51,24 +51,23 @@ def table(
     """
     paths = found_files(files, "table.files")
     tables = [_read(path, separator) for path in paths]
-    columns = tables[0].column_names
+    columns, categories = tables[0].column_names, categories or {}
     for path, each in zip(paths, tables, strict=True):
         if each.column_names != columns:
             raise DataError(
                 f"All tables must have the same columns. {paths[0]} has {', '.join(columns)}; "
                 f"{path} has {', '.join(each.column_names)}. Read other columns on their own."
             )
-    categories = categories or {}
+    groups = features or {name: name for name in columns}
+    listed = [[group] if isinstance(group, str) else group for group in groups.values()]
+    for name in [*itertools.chain(*listed), *categories]:
+        if name not in columns:
+            raise DataError(f"{paths[0]} has no column {name!r}. {did_you_mean(name, columns)}")
+        if len({*categories.get(name, ())}) < len(categories.get(name, ())):
+            raise ConfigError(f"table.categories must name each value of column {name!r} once.")
     arrays = {}
-    for feature, group in (features or {name: name for name in columns}).items():
+    for (feature, group), names in zip(groups.items(), listed, strict=True):
         alone = isinstance(group, str)
-        names = [group] if isinstance(group, str) else group
-        for name in [*names, *categories]:
-            if name not in columns:
-                raise DataError(
-                    f"{paths[0]} has no column {name!r}; it has {', '.join(columns)}."
-                    f"{did_you_mean(name, columns)}"
-                )
         read = [_column(name, tables, paths, categories.get(name), alone) for name in names]
         arrays[feature] = read[0] if alone else np.stack(read, axis=1)
     return Source(Arrays(arrays), files=paths)
@@ -81,9 +80,7 @@ def _read(file: str, separator: str) -> Any:
         import pyarrow
         from pyarrow import csv, parquet
     except ImportError as error:
-        raise DataError(
-            f"Reading tables needs pandas and pyarrow ({error}). {installing('tables')}"
-        ) from error
+        raise DataError(f"Tables need pandas, pyarrow: {error}. {installing('tables')}") from error
     try:
         if file.endswith((".parquet", ".pq")):
             found = parquet.read_table(file, page_checksum_verification=True)
@@ -96,24 +93,14 @@ def _read(file: str, separator: str) -> Any:
         return found
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise DataError(
-            f"The table {file} could not be read: {error}. It must be a .csv, .tsv or .parquet "
-            "file of that format; correct the file, table.files or table.separator."
+            f"Table {file} could not be read: {error}. Correct it or table.separator."
         ) from error
 
 
 def _column(
-    name: str,
-    tables: Sequence[Any],
-    files: Sequence[str],
-    values: Sequence[Any] | None,
-    alone: bool,
+    name: str, tables: Sequence[Any], files: Sequence[str], values: Any, alone: bool
 ) -> np.ndarray:
     """Returns a column of all files; as float32 if it is part of a list of columns."""
-    if values is not None and len(set(values)) < len(values):
-        raise ConfigError(
-            f"table.categories must name each value of column {name!r} once, got {values!r:.200}. "
-            "Remove all but one of each."
-        )
     parts = [_part(name, t.column(name), f, values) for t, f in zip(tables, files, strict=True)]
     if not alone or any(part.dtype.kind == "f" for part in parts):
         parts = [_as_float32(name, p, f, alone) for p, f in zip(parts, files, strict=True)]
@@ -124,32 +111,24 @@ def _part(name: str, column: Any, file: str, values: Sequence[Any] | None) -> np
     """Returns the column of one file: int64, bool or float [rows]."""
     import pandas
 
+    found = column.to_pandas().to_numpy()
     if column.null_count:
-        bad = column.is_null().to_numpy()
-        raise _refused(name, column, file, bad, "a value is missing. Fill it in, or remove the row")
-    array = column.to_pandas().to_numpy()
-    if values is not None:
-        numbers = np.asarray(pandas.Categorical(array, categories=list(values)).codes, np.int64)
-        if (bad := numbers < 0).any():
-            reason = f"it is none of table.categories, {list(values)!r:.200}. Add or correct it"
-            raise _refused(name, column, file, bad, reason)
-        return numbers
-    if array.dtype.kind not in "biuf":
-        texts = pandas.Series([str(value) for value in array])
+        bad, reason = column.is_null().to_numpy(), "a value is missing. Fill it in"
+    elif values is not None:
+        array = np.asarray(pandas.Categorical(found, categories=list(values)).codes, np.int64)
+        bad, reason = array < 0, f"it is none of table.categories, {list(values)!r:.200}"
+    elif found.dtype.kind not in "biuf":
+        texts = pandas.Series([str(value) for value in found])
         bad = pandas.to_numeric(texts, errors="coerce").isna().to_numpy()
-        reason = "numbers are expected. Correct it, or name the column's values in table.categories"
-        raise _refused(name, column, file, bad, f"{reason}, or leave it out of table.features")
-    if array.dtype == np.uint64 and (bad := array > np.iinfo(np.int64).max).any():
-        raise _refused(name, column, file, bad, "int64 cannot hold it. Number ids anew from 0 on")
-    return array if array.dtype.kind in "bf" else array.astype(np.int64)
-
-
-def _refused(name: str, column: Any, file: str, bad: np.ndarray, reason: str) -> DataError:
-    row = int(np.argmax(bad))
-    return DataError(
-        f"Column {name!r} ({column.type}) holds {column[row].as_py()!r:.60} in "
-        f"{_place(row, file)}: {reason}."
-    )
+        reason = "numbers are expected, or the column's values in table.categories"
+    else:
+        array = found if found.dtype.kind in "bf" else found.astype(np.int64)
+        bad = (found > np.iinfo(np.int64).max) & (found.dtype == np.uint64)
+        reason = "int64 cannot hold it. Number ids anew from 0 on"
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise _refused(f"{name!r} ({column.type})", column[row].as_py(), row, file, reason)
+    return array
 
 
 def _as_float32(name: str, values: np.ndarray, file: str, alone: bool) -> np.ndarray:
@@ -157,22 +136,20 @@ def _as_float32(name: str, values: np.ndarray, file: str, alone: bool) -> np.nda
     with np.errstate(over="ignore"):
         rounded = values.astype(np.float32)
     if (bad := ~np.isfinite(rounded)).any():
-        row = int(np.argmax(bad))
-        raise DataError(
-            f"Column {name!r} holds {values[row]} in {_place(row, file)}, expected a finite number "
-            "of float32. Correct it, or remove the row."
-        )
+        row, reason = int(np.argmax(bad)), "a finite number of float32 is expected"
+        raise _refused(repr(name), values[row], row, file, reason)
     changed = rounded != values
     if alone and changed.any() and (values % 1 == 0).all():
         row = int(np.argmax(changed))
-        raise DataError(
-            f"Column {name!r} becomes float32, but holds whole numbers that float32 would change: "
-            f"{values[row]:.0f} in {_place(row, file)} would become {rounded[row]:.0f}. Number ids "
-            "anew from 0 on, in integers in all files. If these are measurements, list the column "
-            f"in table.features, such as [{name!r}]."
+        reason = (
+            f"float32 would make {rounded[row]:.0f} of it. Number ids anew from 0 on, in integers "
+            f"in all files; or list a column of measurements in table.features, as [{name!r}]"
         )
+        raise _refused(repr(name), values[row], row, file, reason)
     return rounded
 
 
-def _place(row: int, file: str) -> str:
-    return f"row {row:,} of {file} (counted from 0)"
+def _refused(column: str, value: Any, row: int, file: str, reason: str) -> DataError:
+    return DataError(
+        f"Column {column} holds {value!r:.60} in row {row:,} of {file} (counted from 0): {reason}."
+    )

@@ -9,43 +9,25 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from ddl.data.order import in_parts
 from ddl.data.readers.paths import Paths, found_files
 from ddl.data.source import Source
 from ddl.errors import ConfigError, DataError, check_choice
 
 Encode: TypeAlias = Callable[[list[bytes]], Sequence[Sequence[int]]]
 
-_CHUNK = 1 << 24  # bytes that are searched for ends of lines at once
-_COMPRESSED = (".gz", ".zst", ".xz", ".bz2", ".zip")
+_OTHERS = (".gz", ".zst", ".xz", ".bz2", ".zip", ".npy")
 _PACKING = 0x7061636B  # part of the key of the random order in which documents are packed
 
 
-class Documents(Sequence[np.ndarray]):
-    """Documents, each an array of tokens: parts of texts, which are not copied.
+class Documents(list[np.ndarray]):
+    """Documents, each an array of tokens, integers [length].
 
     Attributes:
-      lengths: Tokens of each document, int64 [n].
       files: Paths of the files that hold them.
     """
 
-    def __init__(
-        self, texts: Sequence[np.ndarray], spans: Sequence[np.ndarray], files: Sequence[str] = ()
-    ):
-        """Takes texts, integers [n], and for each begin and end of its documents, int64 [k, 2]."""
-        self.files = tuple(files)
-        self._texts = texts
-        self._text = np.repeat(np.arange(len(texts)), [len(each) for each in spans])
-        self._spans = np.concatenate(spans)
-        self.lengths = self._spans[:, 1] - self._spans[:, 0]
-
-    def __len__(self) -> int:
-        """Returns the number of documents."""
-        return len(self._spans)
-
-    def __getitem__(self, index: Any) -> Any:
-        """Returns the tokens of one document, integers [length]."""
-        begin, end = self._spans[index]
-        return self._texts[self._text[index]][begin:end]
+    files: Sequence[str] = ()
 
 
 def tokens(files: Paths | np.ndarray, length: int, *, dtype: str = "uint8") -> Source:
@@ -57,11 +39,11 @@ def tokens(files: Paths | np.ndarray, length: int, *, dtype: str = "uint8") -> S
 
     Args:
       files: Path of a file, or a list of paths: text, whose bytes are the tokens; binary files of
-        numbers, as NumPy's `tofile` writes them; or `.npy` files of integers [n]. Or the tokens,
-        an array of integers [n], such as a tokenizer's.
+        numbers, as NumPy's `tofile` writes them. Or the tokens, an array of integers [n], such as
+        `np.load("tokens.npy", mmap_mode="r")`.
       length: Tokens of a window.
       dtype: Dtype of the numbers of binary files: "uint8", "uint16", "uint32", "int32" or "int64".
-        It is ignored for `.npy` files and arrays.
+        It is ignored for arrays.
 
     Returns:
       Features "token" and "next_token", both int64 [length].
@@ -74,70 +56,69 @@ def tokens(files: Paths | np.ndarray, length: int, *, dtype: str = "uint8") -> S
     if length < 1:
         raise ConfigError(f"tokens.length must be at least 1, got {length}.")
     check_choice("tokens.dtype", dtype, ("uint8", "uint16", "uint32", "int32", "int64"))
-    paths = [] if isinstance(files, np.ndarray) else found_files(files, "tokens.files")
-    texts = [_mapped(path, np.dtype(dtype)) for path in paths]
     if isinstance(files, np.ndarray):
-        texts = [_checked_tokens(files, "tokens.files")]
-    starts = [np.arange(max(len(text) - 1, 0) // length) * length for text in texts]
-    if not sum(map(len, starts)):
+        paths, texts = [], [_checked_tokens(files, "tokens.files")]
+    else:
+        paths = found_files(files, "tokens.files")
+        texts = [_mapped(path, np.dtype(dtype)) for path in paths]
+    windows = Windows(texts, length)
+    if not len(windows):
         raise DataError(
-            f"No text has the {length + 1:,} tokens that a window of {length:,} and the token "
-            f"after it need; the longest has {max(map(len, texts)):,}. Set tokens.length to a "
-            "smaller number."
+            f"tokens.length is {length:,}, but the longest text has {max(map(len, texts)):,} "
+            "tokens."
         )
-    spans = [np.stack([start, start + length + 1], axis=1) for start in starts]
-    return Source(Windows(Documents(texts, spans, paths)), files=paths)
+    return Source(windows, files=paths)
 
 
 class Windows:
     """Windows of texts, each with the token that follows; see `tokens`."""
 
-    def __init__(self, windows: Documents):
-        """Takes windows of length + 1 tokens each."""
-        self._windows = windows
+    def __init__(self, texts: Sequence[np.ndarray], length: int):
+        """Takes texts, integers [n], and the tokens of a window."""
+        self._texts, self._length = texts, length
+        self._ends = np.cumsum([max(len(text) - 1, 0) // length for text in texts])
 
     def __len__(self) -> int:
         """Returns the number of windows."""
-        return len(self._windows)
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        """Returns one window."""
-        return {name: rows[0] for name, rows in self.rows(np.array([index])).items()}
+        return int(self._ends[-1])
 
     def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the windows at indices, int64 [b], as arrays [b, length]."""
-        found = np.stack([self._windows[index] for index in indices]).astype(np.int64)
-        return {"token": found[:, :-1].copy(), "next_token": found[:, 1:].copy()}
+        found = np.empty([len(indices), self._length + 1], np.int64)
+        numbers, indices = in_parts(indices, self._ends)
+        for number in np.unique(numbers):
+            own = numbers == number
+            starts = indices[own, np.newaxis] * self._length
+            found[own] = self._texts[number][starts + np.arange(self._length + 1)]
+        return {"token": found[:, :-1], "next_token": found[:, 1:]}
 
 
 def token_lines(files: Paths, encode: Encode | None = None) -> Documents:
     r"""Reads each line of text files as a document, for `packed`.
 
-    Empty lines are left out. Lines end with "\n" or "\r\n".
+    Empty lines are left out. Lines end with "\n" or "\r\n". All are kept in memory.
 
     Args:
       files: Path of a file, or a list of paths.
       encode: Turns a list of lines, bytes, into as many lists of token numbers, such as
-        `lambda lines: tokenizer([line.decode() for line in lines])["input_ids"]`. All lines are
-        encoded once, at the start, and kept in memory. None takes the bytes of a line as its
-        tokens, from files that are memory-mapped.
+        `lambda lines: tokenizer([line.decode() for line in lines])["input_ids"]`. None takes the
+        bytes of a line as its tokens.
 
     Raises:
       ConfigError: If `encode` returns another number of lists.
       DataError: If a file is missing, compressed or listed twice, or `encode` returns no integers.
     """
     paths = found_files(files, "token_lines.files")
-    texts = [_mapped(path, np.dtype("uint8")) for path in paths]
-    lines = Documents(texts, [_line_spans(text) for text in texts], paths)
-    if encode is None:
-        return lines
-    encoded = encode([line.tobytes() for line in lines])
+    texts = [_mapped(path, np.dtype("uint8")).tobytes() for path in paths]
+    lines = [line for text in texts for line in text.replace(b"\r\n", b"\n").split(b"\n") if line]
+    encoded = [np.frombuffer(line, "u1") for line in lines] if encode is None else encode(lines)
     if len(encoded) != len(lines):
         raise ConfigError(
-            f"token_lines.encode must return a list of tokens for each of the {len(lines):,} "
-            f"lines, got {len(encoded):,} lists."
+            f"token_lines.encode must return {len(lines):,} lists of tokens, got {len(encoded):,}."
         )
-    return _documents(encoded, "token_lines.encode", paths)
+    found = Documents(_checked_tokens(one, f"Line {n:,}") for n, one in enumerate(encoded))
+    found.files = tuple(paths)
+    return found
 
 
 def packed(
@@ -179,19 +160,19 @@ def packed(
     if length < 1:
         raise ConfigError(f"packed.length must be at least 1, got {length}.")
     check_choice("packed.too_long", too_long, ("error", "cut", "split"))
-    documents = _documents(sequences, "packed.sequences")
-    longest = documents.lengths.max(initial=0)
+    documents = [_checked_tokens(o, f"packed.sequences[{n:,}]") for n, o in enumerate(sequences)]
+    lengths = np.array([len(document) for document in documents], np.int64)
+    longest = lengths.max(initial=0)
     if longest > length and too_long == "error":
         raise DataError(
-            f"packed.length is {length:,}, but {np.count_nonzero(documents.lengths > length):,} of "
-            f"{len(documents):,} documents are longer, the longest, number "
-            f"{int(np.argmax(documents.lengths)):,}, of {longest:,} tokens. Increase "
-            "packed.length, or set packed.too_long to 'split' or 'cut'."
+            f"Document {int(np.argmax(lengths)):,} has {longest:,} tokens, but packed.length is "
+            f"{length:,}. Increase it, or set packed.too_long to 'split' or 'cut'."
         )
-    pieces = _pieces(documents.lengths, length, too_long == "split")
+    pieces = _pieces(lengths, length, too_long == "split")
     row = np.arange(len(pieces)) if alone else _packing(pieces[:, 2], length, seed)
     order = np.lexsort([_random_words(seed, 1, len(pieces)), row])
-    return Source(PackedRows(documents, pieces[order], row[order], length), files=documents.files)
+    rows = PackedRows(documents, pieces[order], row[order], length)
+    return Source(rows, files=getattr(sequences, "files", ()))
 
 
 class PackedRows:
@@ -202,7 +183,9 @@ class PackedRows:
         a run is not resumed with them.
     """
 
-    def __init__(self, documents: Documents, pieces: np.ndarray, row: np.ndarray, length: int):
+    def __init__(
+        self, documents: Sequence[np.ndarray], pieces: np.ndarray, row: np.ndarray, length: int
+    ):
         """Takes the rows' contents.
 
         Args:
@@ -211,19 +194,13 @@ class PackedRows:
           row: Row of each piece, int64 [n], not falling, none left out.
           length: Tokens of a row.
         """
-        self._documents = documents
-        self._pieces = pieces
+        self._documents, self._pieces, self._length = documents, pieces, length
         self._first = np.concatenate([[0], np.cumsum(np.bincount(row))])
-        self._length = length
         self.digest = zlib.crc32(self._pieces.tobytes(), zlib.crc32(self._first.tobytes()))
 
     def __len__(self) -> int:
         """Returns the number of rows."""
         return len(self._first) - 1
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        """Returns one row."""
-        return {name: rows[0] for name, rows in self.rows(np.array([index])).items()}
 
     def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the rows at indices, int64 [b], as arrays [b, length]."""
@@ -241,33 +218,17 @@ class PackedRows:
         continues = np.zeros(shape, bool)
         continues[:, :-1] = (segment[:, 1:] == segment[:, :-1]) & (segment[:, 1:] > 0)
         following[:, :-1] = np.where(continues[:, :-1], token[:, 1:], 0)
-        return {
-            "token": token,
-            "next_token": following,
-            "token_weight": continues.astype(np.float32),
-            "segment": segment,
-            "position": position,
-        }
+        found = {"token": token, "next_token": following, "segment": segment, "position": position}
+        return found | {"token_weight": continues.astype(np.float32)}
 
 
 def _mapped(file: str, dtype: np.dtype) -> np.ndarray:
     """Returns a file's tokens, memory-mapped, integers [n]."""
-    if file.endswith(_COMPRESSED):
-        raise DataError(
-            f"{file} must not be compressed, since it is read at any position. Decompress it."
-        )
-    if file.endswith(".npy"):
-        try:
-            array = np.load(file, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise DataError(f"{file} could not be read: {error}. Correct the file.") from error
-        return _checked_tokens(array, file)
+    if file.endswith(_OTHERS):
+        raise DataError(f"{file} must be plain text or numbers. Decompress it, or pass np.load(…).")
     size = os.path.getsize(file)
     if size % dtype.itemsize:
-        raise DataError(
-            f"{file} has {size:,} bytes, which are no whole number of {dtype} tokens. Set "
-            "tokens.dtype to the one that the file was written with."
-        )
+        raise DataError(f"{file} has {size:,} bytes, no whole number of {dtype}. Set tokens.dtype.")
     # A plain array is sliced several times as fast as a memory map.
     return np.asarray(np.memmap(file, dtype, "r")) if size else np.zeros(0, dtype)
 
@@ -277,44 +238,15 @@ def _checked_tokens(numbers: Any, what: str) -> np.ndarray:
     array = np.asarray(numbers)
     fits = array.dtype.kind in "iu" and array.dtype != np.uint64
     if array.ndim != 1 or (array.size and not fits):
-        raise DataError(
-            f"{what} must be the numbers of tokens, integers [n] up to int64, got {array.dtype} of "
-            f"shape {array.shape}. Turn text into numbers, and save them in one dimension."
-        )
+        raise DataError(f"{what} must be integers [n] of int64, got {array.dtype} {array.shape}.")
     return array
-
-
-def _documents(sequences: Iterable[Any], what: str, files: Sequence[str] = ()) -> Documents:
-    """Returns sequences as documents, in one array, after checking each."""
-    if isinstance(sequences, Documents):
-        return sequences
-    arrays = [_checked_tokens(one, f"{what}[{n:,}]") for n, one in enumerate(sequences)]
-    ends = np.cumsum([0, *(len(array) for array in arrays)])
-    text = np.concatenate([np.zeros(0), *arrays], dtype=np.int64, casting="unsafe")
-    return Documents([text], [np.stack([ends[:-1], ends[1:]], axis=1)], files)
-
-
-def _line_spans(text: np.ndarray) -> np.ndarray:
-    """Returns begin and end of each line that is not empty, int64 [n, 2]."""
-    ends = [
-        start + np.flatnonzero(text[start : start + _CHUNK] == ord("\n"))
-        for start in range(0, len(text), _CHUNK)
-    ]
-    end = np.concatenate([*ends, [len(text)]]).astype(np.int64)
-    begin = np.concatenate([[0], end[:-1] + 1])
-    if len(text):
-        end = end - ((end > begin) & (text[np.maximum(end - 1, 0)] == ord("\r")))
-    return np.stack([begin, end], axis=1)[end > begin]
 
 
 def _pieces(lengths: np.ndarray, most: int, split: bool) -> np.ndarray:
     """Returns the pieces of documents: document, first token and length, int64 [pieces, 3]."""
     counts = -(-lengths // most) if split else np.minimum(lengths, 1)
     if not counts.sum():
-        raise DataError(
-            f"packed.sequences must have at least one document with tokens, got {len(lengths):,} "
-            "empty ones. Correct the data."
-        )
+        raise DataError("packed.sequences must have at least one document with tokens.")
     document = np.repeat(np.arange(len(lengths)), counts)
     first = (np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)) * most
     return np.stack([document, first, np.minimum(lengths[document] - first, most)], axis=1)

@@ -13,7 +13,7 @@ import tensorflow as tf
 from ddl.data.batch import Batch
 from ddl.data.order import batch_indices
 from ddl.data.pipeline import BatchPipeline
-from ddl.data.resident import HOST, gather, numeric_arrays
+from ddl.data.resident import gather, numeric_arrays, packed
 from ddl.data.source import Source
 from ddl.data.stream import Stream
 from ddl.errors import ConfigError
@@ -57,7 +57,7 @@ class WorkerBatches:
                 "With parameter servers, workers run no Python, and get at most 2 GB of arrays: "
                 f"they cannot read {what}. {_REMEDY}"
             )
-        self._arrays = {name: HOST.packed(array) for name, array in arrays.items()}
+        self._arrays = {name: packed(array, False) for name, array in arrays.items()}
 
     def dataset(self) -> tf.data.Dataset:
         """Builds the data set of a worker: its arrays, for ever, or the numbered batches."""
@@ -117,7 +117,7 @@ class WorkerBatches:
                 size = self._pipeline.global_batch_size
                 index = tf.ensure_shape(rows["index"][place], [size])
                 weight = tf.ensure_shape(rows["weight"][place], [size])
-                found = gather(next(data), index, self.source.element_spec, HOST)
+                found = gather(next(data), index, self.source.element_spec)
                 if "weight" in found:
                     weight *= tf.cast(found["weight"], tf.float32)
                 found = {**found, "weight": weight}

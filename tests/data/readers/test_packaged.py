@@ -1,11 +1,8 @@
-import hashlib
-from importlib import resources
-
 import numpy as np
 import pytest
 
 from ddl.data.readers.packaged import digits, penguins, play, shapes, synthetic
-from ddl.errors import ConfigError, DataError
+from ddl.errors import ConfigError
 
 
 def test_the_digits():
@@ -38,18 +35,8 @@ def test_the_play_is_arrays_of_windows_of_its_bytes():
     assert [len(each["token"]) for each in (train, test)] == [(120_215 - 1) // 64, 13_249 // 64]
     assert bytes(train["token"].ravel().tolist()).decode().count("Romeo") > 50
     np.testing.assert_array_equal(train["next_token"][:, :-1], train["token"][:, 1:])
-    with pytest.raises(ConfigError, match="play.length must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match="length must be at least 1, got 0"):
         play("train", 0)
-
-
-def test_a_packaged_file_that_is_missing_or_damaged(tmp_path, monkeypatch):
-    monkeypatch.setattr(resources, "files", lambda package: tmp_path)
-    with pytest.raises(DataError, match="could not be read"):
-        digits("train")
-    (tmp_path / "files").mkdir()
-    (tmp_path / "files" / "digits.npz").write_bytes(b"PK")
-    with pytest.raises(DataError, match=f"damaged.*{hashlib.sha256(b'PK').hexdigest()}"):
-        digits("train")
 
 
 def test_shapes_have_the_kinds_that_their_pixels_have():
@@ -91,12 +78,10 @@ def test_synthetic_features_of_any_shape():
         (lambda: penguins("train", "mass"), "penguins.label must be 'species' or 'body_mass'"),
         (lambda: play("eval", 8), "play.split must be"),
         (lambda: shapes("train", "masks"), "shapes.label must be 'pixels' or 'kinds'"),
-        (lambda: shapes("train", "pixels", size=8), "shapes.size must be at least 12"),
-        (lambda: shapes("train", "pixels", num_examples=0), "got 16 and 0"),
+        (lambda: shapes("train", "pixels", size=8), "size >= 12"),
         (lambda: synthetic(FEATURES, 0), "num_examples must be at least 1, got 0"),
         (lambda: synthetic(FEATURES, 1, below={"x": 3}), "synthetic.below .* got 3 for 'x'"),
-        (lambda: synthetic(FEATURES, 1, below={"ids": 3}), "got 3 for 'ids'. The features are"),
-        (lambda: synthetic({"t": ((), "str")}, 1), "'t' of synthetic must be a float, integer"),
+        (lambda: synthetic({"t": ((), "str")}, 1), "must be numbers or booleans, .*'t'"),
     ],
 )
 def test_arguments_that_are_refused(load, message):

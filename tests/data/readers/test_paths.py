@@ -27,11 +27,11 @@ def test_a_file_whose_name_has_the_letters_of_a_pattern_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ("none-*", r"x\.files must name existing files, .*none-\*.*we are in"),
-        (".", r"is a folder. Pass a pattern, such as '.*\*'"),
-        (["a", "b", "../in/a"], r"each file once, got .*/in/a 2 times\. Remove all but one"),
+        ("none-*", r"x\.files must name existing files .*none-\*.*we are in"),
+        (".", "is a folder: add"),
+        (["a", "b", "../in/a"], r"each file once, got .*/in/a 2 times"),
         ([], r"at least one file"),
-        ("gs://bucket/a", r"no file of this machine. Mount"),
+        ("gs://bucket/a", "files of this machine"),
     ],
 )
 def test_files_that_are_missing_or_doubled_are_named(tmp_path, monkeypatch, files, message):
@@ -50,7 +50,7 @@ def test_a_pattern_misses_no_shard_that_it_matches(tmp_path):
     assert found_files(str(tmp_path / "train-0000[01]-*"), "x.files") == shards[:2]
     assert found_files(shards, "x.files") == shards
     made(tmp_path, "train-00002-of-00004.rec", "train-00000-of-00001.rec")
-    with pytest.raises(DataError, match="sets of 00001 and 00004 files"):
+    with pytest.raises(DataError, match="sets of 00001 and 00004 shards"):
         found_files(str(tmp_path / "train-*"), "x.files")
     from_1 = made(tmp_path, "t-1-of-2", "t-2-of-2")
     assert found_files(str(tmp_path / "t-*"), "x.files") == from_1

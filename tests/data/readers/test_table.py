@@ -8,7 +8,7 @@ import pytest
 from pyarrow import parquet
 
 from ddl.data.readers.table import table
-from ddl.errors import ConfigError, DataError
+from ddl.errors import DataError
 
 COLUMNS = {
     "age": [30, 41, 25],
@@ -66,8 +66,8 @@ def test_categories_may_be_numbers_or_those_of_pandas(tmp_path):
     [
         (CSV, {}, r"'color' \(string\) holds 'red' in row 0 of .*t\.csv .*table\.categories"),
         ("y\n1\n2\nn/ a\n4\n", {}, r"'y' \(string\) holds 'n/ a' in row 2 of .*t\.csv \("),
-        (CSV, {"features": {"x": "incom"}}, r"no column 'incom'; .*Did you mean income"),
-        (CSV, {"categories": {"colour": ["red"]}}, "no column 'colour'; .*Did you mean color"),
+        (CSV, {"features": {"x": "incom"}}, "no column 'incom'. .*Did you mean income"),
+        (CSV, {"categories": {"colour": ["red"]}}, "no column 'colour'. .*Did you mean color"),
         (
             CSV,
             {"categories": {"color": ["red"]}},
@@ -75,10 +75,8 @@ def test_categories_may_be_numbers_or_those_of_pandas(tmp_path):
         ),
         ("a,b\n1,2\n,3\n", {}, r"'a' .* holds None in row 1 of .*t\.csv .*a value is missing"),
         ("a,a\n1,2\n", {}, "t.csv could not be read: .*several columns of one name"),
-        ("a,b\n", {}, "t.csv could not be read: .*no rows"),
-        ("a,b\n1\n", {}, "(?s)t.csv could not be read: .* correct the file, table.files or"),
-        ("a\n1\ninf\n", {}, r"'a' holds inf in row 1 of .*t\.csv.* finite number of float32"),
-        ("a\n1e39\n", {}, r"'a' holds 1e\+39 in row 0 of .*t\.csv"),
+        ("a,b\n1\n", {}, "(?s)t.csv could not be read: .* table.separator"),
+        ("a\n1\ninf\n", {}, r"'a' holds .*inf.* in row 1 of .*t\.csv.* finite number of float32"),
     ],
 )
 def test_bad_tables(tmp_path, text, arguments, message):
@@ -103,25 +101,6 @@ def test_the_file_and_the_row_in_it_are_named(tmp_path, second, message):
         table([tmp_path / f"{name}.csv" for name in "123"], categories={"b": ["x", "y"]})
 
 
-@pytest.mark.parametrize("name", ["plain.csv.gz", "cut.parquet", "latin.csv"])
-def test_files_of_another_format_are_named(tmp_path, name):
-    (tmp_path / name).write_bytes(b"caf\xe9\n1\n")
-    with pytest.raises(DataError, match=f"{name} could not be read"):
-        table(str(tmp_path / name))
-
-
-def test_files_that_are_missing_or_listed_twice(tmp_path):
-    (tmp_path / "a.csv").write_text("a\n1\n")
-    (tmp_path / "b.csv").symlink_to("a.csv")
-    with pytest.raises(DataError, match=r"table\.files must name existing files, .*absent\.csv"):
-        table(str(tmp_path / "absent.csv"))
-    with pytest.raises(DataError, match="at least one file, got an empty list"):
-        table([])
-    for other in ("a.csv", "b.csv"):
-        with pytest.raises(DataError, match=r"table\.files must name each file once, got .*a\.csv"):
-            table([str(tmp_path / "a.csv"), str(tmp_path / other)])
-
-
 @pytest.mark.parametrize("missing", ["pandas", "pyarrow"])
 def test_without_a_package_the_extra_is_named(file, monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)
@@ -141,22 +120,11 @@ def test_ids_that_float32_would_change_are_named(tmp_path, first):
     (tmp_path / "0.csv").write_text(first)
     (tmp_path / "1.csv").write_text("a\n0.5\n")
     files = sorted(tmp_path.iterdir())
-    with pytest.raises(DataError, match=r"'a' becomes float32.* row 1 of .*0\.csv.*\['a'\]"):
+    with pytest.raises(DataError, match=r"'a' holds .* row 1 of .*0\.csv.*float32 would .*\['a'\]"):
         table(files)
     assert table(files, {"x": ["a"]}).arrays["x"].dtype == np.float32
-
-
-def test_a_category_that_is_named_twice(file):
-    with pytest.raises(ConfigError, match="each value of column 'color' once"):
-        table(file, categories={"color": ["red", "blue", "red"]})
 
 
 def test_measurements_are_rounded(tmp_path):
     (tmp_path / "t.csv").write_text("a\n16777217\n0.1\n")
     assert table(tmp_path / "t.csv").arrays["a"].tolist() == [16777216, np.float32(0.1)]
-
-
-def test_lists_are_no_feature(tmp_path):
-    parquet.write_table(pyarrow.table({"a": [[1, 2], [3, 4]]}), tmp_path / "t.parquet")
-    with pytest.raises(DataError, match=r"'a' \(list.* numbers are expected"):
-        table(tmp_path / "t.parquet")

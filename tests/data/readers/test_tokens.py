@@ -27,15 +27,13 @@ def test_every_token_but_the_first_of_a_file_is_predicted_once(tmp_path):
     assert (spec.shape, spec.dtype, source.files) == ((3,), "int64", tuple(paths))
     some = source.rows(np.array([2, 0]))
     np.testing.assert_array_equal(some["token"], rows["token"][[2, 0]])
-    np.testing.assert_array_equal(source.items[1]["token"], rows["token"][1])
 
 
 def test_tokens_of_a_tokenizer(tmp_path):
     numbers = np.array([5, 60_000, 7, 8], np.uint16)
     numbers.tofile(tmp_path / "t.bin")
-    np.save(tmp_path / "t.npy", numbers)
     binary = tokens(tmp_path / "t.bin", 3, dtype="uint16")
-    for source in (binary, tokens(tmp_path / "t.npy", 3), tokens(numbers, 3)):
+    for source in (binary, tokens(numbers, 3)):
         assert all_rows(source)["token"].tolist() == [[5, 60_000, 7]]
 
 
@@ -45,23 +43,21 @@ def test_tokens_of_a_tokenizer(tmp_path):
         (lambda folder: tokens(folder / "t", 0), ConfigError, "tokens.length must be at least 1"),
         (lambda folder: tokens(folder / "t", 3, dtype="int8"), ConfigError, "tokens.dtype must be"),
         (lambda folder: tokens(folder / "t", 3, dtype="int32"), DataError, "5 bytes, .* of int32"),
-        (lambda folder: tokens(folder / "t", 5), DataError, "the 6 tokens .*; the longest has 5"),
         (
-            lambda folder: tokens(folder / "absent", 5),
+            lambda folder: tokens(folder / "t", 5),
             DataError,
-            "no file is at or matches .*absent",
+            "tokens.length is 5, but the longest text has 5",
         ),
-        (lambda folder: tokens(folder / "t.gz", 5), DataError, "t.gz must not be compressed"),
-        (lambda folder: tokens(folder / "f.npy", 1), DataError, "f.npy must be .* float64"),
-        (lambda folder: tokens(folder / "bad.npy", 1), DataError, "bad.npy could not be read"),
-        (lambda folder: tokens(np.zeros([2, 2], int), 1), DataError, r"shape \(2, 2\)"),
-        (lambda folder: tokens(np.zeros(9, np.uint64), 1), DataError, "up to int64, got uint64"),
+        (lambda folder: tokens(folder / "absent", 5), DataError, "matches .*absent"),
+        (lambda folder: tokens(folder / "t.gz", 5), DataError, "t.gz must be plain .*Decompress"),
+        (lambda folder: tokens(folder / "f.npy", 1), DataError, "f.npy must be .*np.load"),
+        (lambda folder: tokens(np.zeros([2, 2], int), 1), DataError, r"int64 \(2, 2\)"),
+        (lambda folder: tokens(np.zeros(9, np.uint64), 1), DataError, "of int64, got uint64"),
     ],
 )
 def test_texts_that_are_refused(tmp_path, call, error, message):
     (tmp_path / "t").write_bytes(b"abcde")
     (tmp_path / "t.gz").write_bytes(b"abcde")
-    (tmp_path / "bad.npy").write_bytes(b"abcde")
     np.save(tmp_path / "f.npy", np.zeros(9))
     with pytest.raises(error, match=message):
         call(tmp_path)
@@ -72,13 +68,12 @@ def test_lines_are_documents(tmp_path):
     (tmp_path / "b").write_bytes(b"ef")
     lines = token_lines([tmp_path / "a", tmp_path / "b"])
     assert [bytes(line) for line in lines] == [b"abc", b"d", b"ef"]
-    assert lines.lengths.tolist() == [3, 1, 2]
     encoded = token_lines(tmp_path / "a", lambda texts: [[len(text), 300] for text in texts])
     assert [line.tolist() for line in encoded] == [[3, 300], [1, 300]]
     assert packed(encoded, 4).files == (str(tmp_path / "a"),)
-    with pytest.raises(ConfigError, match="a list of tokens for each of the 2 lines, got 1 lists"):
+    with pytest.raises(ConfigError, match="must return 2 lists of tokens, got 1"):
         token_lines(tmp_path / "a", lambda texts: [[1]])
-    with pytest.raises(DataError, match=r"token_lines.encode\[0\] must be .* float64"):
+    with pytest.raises(DataError, match="Line 0 must be .* float64"):
         token_lines(tmp_path / "a", lambda texts: [[0.5]] * 2)
 
 
@@ -109,23 +104,6 @@ def test_packed_rows_hold_each_document_once():
     assert all((some[name] == rows[name][[3, 1]]).all() for name in rows)
 
 
-def best_fit(lengths):
-    """Places one document after the other: the number of rows that the rule takes."""
-    free = []
-    for length in sorted(lengths, reverse=True):
-        space = min((one for one in free if one >= length), default=LENGTH)
-        if space in free:
-            free.remove(space)
-        free.append(space - length)
-    return len(free)
-
-
-def test_packing_takes_the_rows_of_best_fit():
-    for _ in range(20):
-        lengths = RANDOM.integers(1, LENGTH + 1, 60)
-        assert len(packed([[1] * n for n in lengths], LENGTH)) == best_fit(lengths.tolist())
-
-
 def test_the_longest_document_of_a_row_is_not_always_its_first():
     rows = all_rows(packed(SEQUENCES, LENGTH))
     assert any((one == 1).sum() < max(np.bincount(one)[1:]) for one in rows["segment"])
@@ -141,7 +119,7 @@ def test_the_digest_tells_whether_other_documents_share_rows():
 
 
 def test_long_documents_are_refused_cut_or_split():
-    with pytest.raises(DataError, match=r"length is 5, but \d+ of 41 documents are longer, the lo"):
+    with pytest.raises(DataError, match=r"has 12 tokens, but packed.length is 5"):
         packed(SEQUENCES, 5)
     cut = documents_in(all_rows(packed(SEQUENCES, 5, too_long="cut")))
     assert sorted(cut) == sorted(tokens[:5] for tokens in SEQUENCES)
@@ -165,11 +143,10 @@ def test_documents_may_be_arrays_and_empty_ones_are_left_out():
     [
         (SEQUENCES, {"length": 0}, ConfigError, "packed.length must be at least 1, got 0"),
         (SEQUENCES, {"too_long": "drop"}, ConfigError, "packed.too_long must be 'error', 'cut'"),
-        ([[], []], {}, DataError, "at least one document with tokens, got 2 empty"),
-        ([], {}, DataError, "at least one document with tokens, got 0 empty"),
-        ([[1], "text"], {}, DataError, r"packed.sequences\[1\] must be the numbers of tokens"),
+        ([[], []], {}, DataError, "at least one document with tokens"),
+        ([[1], "text"], {}, DataError, r"packed.sequences\[1\] must be integers"),
         ([[1], [0.5]], {}, DataError, r"packed.sequences\[1\] must be .* got float64"),
-        ([[2**63]], {}, DataError, "up to int64, got uint64"),
+        ([[2**63]], {}, DataError, "of int64, got uint64"),
     ],
 )
 def test_documents_that_are_refused(sequences, arguments, error, message):

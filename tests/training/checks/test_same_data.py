@@ -87,6 +87,12 @@ def test_equal_data_pass(difference, tmp_path):
         assert difference(make(), make()) is None
 
 
+def test_a_stream_that_cannot_be_repeated_is_refused(difference):
+    tf.random.set_seed(None)
+    data = tf.data.Dataset.range(100).shuffle(100).map(lambda x: {"x": x})
+    assert "Two reads of the first examples of The tf.data.Dataset differ" in difference(data, data)
+
+
 def test_a_file_that_is_missing_or_cut_is_named(difference, tmp_path):
     def nested(paths):
         half = ddl.data.subset(ddl.data.tf_records(paths, decode=decode), 4)

@@ -324,7 +324,7 @@ class OtherFeature(WithoutOutputs):
         (OtherFeature, DATA, DataError, "reads the feature 'pixels', but the data have only image"),
         (ddl.Classification, {"label": LABELS}, DataError, "reads the feature 'image'"),
         (ddl.Classification, IMAGES[:, :2], DataError, r"shape \(3,\), .* got \(2,\). Reshape"),
-        (ddl.Classification, "image", DataError, "cannot be a str"),
+        (ddl.Classification, "image", DataError, "must be arrays or a reader"),
         (ddl.Classification, True, ConfigError, "predict takes a data set, got True"),
     ],
 )
@@ -348,7 +348,7 @@ def named(*classes):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (named("dog", "cat"), "training data are cat, dog, those of the evaluation data dog, cat"),
+        (named("dog", "cat"), "classes cat, dog, evaluation data dog, cat"),
         ({"image": IMAGES}, "no feature 'label'"),
         ({"image": IMAGES[:, :2], "label": LABELS}, r"has shape \(2,\), but the model"),
         ({"image": IMAGES, "label": LABELS + 1}, "Labels must be from 0 to 1"),
