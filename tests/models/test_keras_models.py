@@ -77,7 +77,8 @@ def trainer_of(tmp_path, *texts):
     (tmp_path / "model.gin").write_text("".join(texts))
     config.load([str(tmp_path / "model.gin")])
     placement = train.Placement(make_strategy("one_device", 1), Communication())
-    return train.build(placement, Workers(placement.strategy))
+    _, trainer = train.build(placement, Workers(placement.strategy))
+    return trainer
 
 
 def moved(trainer) -> set[str]:
