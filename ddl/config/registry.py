@@ -58,7 +58,7 @@ def register(name: str, prefix: str, names: str = "") -> None:
 
     Args:
       name: The module.
-      prefix: What stands before the names in a config.
+      prefix: The module of the names in a config.
       names: The names; by default all public ones.
     """
     module = importlib.import_module(name)
