@@ -59,8 +59,6 @@ STATED = (
     Stated("shapes_multi_label.gin", "mean_average_precision", ["0.95"]),
     Stated("shapes_multi_label.gin", "f1_macro", ["0.90"]),
     Stated("shapes_multi_label.gin", "exact_match", ["70%"]),
-    Stated("shapes_unet.gin", "mean_iou", ["0.88"]),
-    Stated("shapes_unet.gin", "accuracy", ["99.1%"]),
     Stated("play_gpt.gin", "loss", ["1.75"]),
     Stated("play_bert.gin", "loss", ["1.75"]),
     Stated("play_bert.gin", "accuracy", ["49.8%"]),

@@ -50,17 +50,17 @@ def difference(train, examples: int = 256, dropout: float = 0.0, clip_norm: floa
     return max(np.abs(a - b).max() for a, b in zip(one, four, strict=True))
 
 
-def network(dropout: keras.layers.Layer) -> keras.Model:
+def network(dropout: float) -> keras.Model:
     """Returns a network with the same initial weights each time."""
     keras.utils.set_random_seed(0)
-    dense = [keras.layers.Dense(32, "relu"), dropout, keras.layers.Dense(10)]
-    return keras.Sequential([keras.Input((16,)), *dense])
+    hidden = [keras.layers.Dense(32, "relu"), keras.layers.Dropout(dropout, seed=1)]
+    return keras.Sequential([keras.Input((16,)), *hidden, keras.layers.Dense(10)])
 
 
 def with_keras(strategy, data, dropout: float, clip_norm: float | None) -> Sequence[np.ndarray]:
     """Trains with Keras's compile and fit."""
     with strategy.scope():
-        model = network(keras.layers.Dropout(dropout, seed=1))
+        model = network(dropout)
         model.compile(
             keras.optimizers.SGD(0.1, global_clipnorm=clip_norm),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -73,7 +73,7 @@ def with_keras(strategy, data, dropout: float, clip_norm: float | None) -> Seque
 def with_ddl(strategy, data, dropout: float, clip_norm: float | None) -> Sequence[np.ndarray]:
     """Trains with ddl."""
     with strategy.scope():
-        task = ddl.Classification(network(ddl.layers.Dropout(dropout)))
+        task = ddl.Classification(network(dropout))
         optimizer = keras.optimizers.SGD(0.1)
     trainer = ddl.Trainer(
         task,

@@ -1,9 +1,37 @@
-"""Images for a small U-Net (Ronneberger et al. 2015) that finds disks and squares in noise."""
+"""A small U-Net (Ronneberger et al. 2015), and images of disks and squares in noise for it."""
+
+from collections.abc import Sequence
 
 import gin
+import keras
 import numpy as np
 
 import ddl
+
+
+@gin.register
+def unet(input_shape: Sequence[int], num_classes: int, widths: Sequence[int]) -> keras.Model:
+    """Builds a U-Net with padded convolutions, so that the logits have the size of the image.
+
+    Each level halves height and width of the one above; `widths` are the filters of the levels.
+    """
+    inputs = x = keras.Input(tuple(input_shape), name="image")
+    skipped = []
+    for level, width in enumerate(widths):
+        x = convolutions(keras.layers.MaxPooling2D()(x) if level else x, width)
+        skipped.append(x)
+    for width, shortcut in zip(widths[-2::-1], skipped[-2::-1], strict=True):
+        x = keras.layers.Conv2DTranspose(width, 2, 2)(x)
+        x = convolutions(keras.layers.Concatenate()([shortcut, x]), width)
+    return keras.Model(inputs, keras.layers.Conv2D(num_classes, 1, name="logits")(x), name="unet")
+
+
+def convolutions(x: keras.KerasTensor, width: int) -> keras.KerasTensor:
+    """Adds two convolutions of 3×3 with ReLU."""
+    for _ in range(2):
+        x = keras.layers.Conv2D(width, 3, 1, "same", kernel_initializer="he_normal")(x)
+        x = keras.layers.ReLU()(x)
+    return x
 
 
 @gin.register

@@ -10,18 +10,20 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import gin
 from gin import config as gin_config
 
 from ddl.config.statements import MACRO, Binding, Import, Key, complain, nearest, place
 from ddl.errors import ConfigError, DdlError, did_you_mean
 from ddl.user_code import attributing_errors, message_of, place_of
 
-# Modules whose public functions and classes a config may name as ddl.<name>, short <name>.
-_PUBLIC = ("callbacks", "data", "layers", "metrics", "models", "optimizers", "tasks")
+# Modules whose public names a config may use: those of ddl as ddl.<name>, short <name>, but its
+# layers, which share their names with Keras's, as ddl.layers.<name>. Keras's metrics are not among
+# them, whose names collide with those of the losses, nor activations, which Keras takes by name.
+_PUBLIC = "ddl.callbacks ddl.data ddl.layers ddl.metrics ddl.models ddl.optimizers ddl.tasks"
+_KERAS = "optimizers optimizers.schedules losses initializers regularizers constraints layers"
 _OTHERS = (
     "ddl:ExponentialMovingAverage LossScale LossWeight Remat Retention Trainer WarmStart",
     "ddl.optimizers.learning_rate:LearningRate",
@@ -34,35 +36,41 @@ _OTHERS = (
     "ddl.run.trackers:MLflow WeightsAndBiases",
     "ddl.training.checks.batch_size:global_batch_size",
 )
-# Not metrics, whose names collide with those of the losses, nor activations, which Keras takes by
-# name ('relu').
-_KERAS = "optimizers optimizers.schedules losses initializers regularizers constraints layers"
-
 # Text that gin appends to an error at each call it passes, the innermost call first.
 _IN_CALL = re.compile(r"\n  In call to configurable '(.+?)' \(.+?\)(?: in scope '(.+)')?(?:\n|$)")
 
 
-@functools.cache
 def register_all() -> None:
-    """Registers ddl's own items and Keras's; imports Keras.
+    """Registers ddl's own items, Keras's, and keras-hub's if the config has imported it.
 
     The items themselves are not modified, and a config builds plain instances of them.
     """
-    for module in (f"ddl.{part}" for part in _PUBLIC):
-        # ddl's layers share their names with Keras's; configs name them ddl.layers.<name>.
-        prefix = module if module == "ddl.layers" else "ddl"
-        register(module, importlib.import_module(module).__all__, prefix)
-    for module, _, names in (other.partition(":") for other in _OTHERS):
-        register(module, names.split(), "ddl")
-    for module in (f"keras.{part}" for part in _KERAS.split()):
-        register(module, dir(importlib.import_module(module)), module)
+    for module, _, names in (one.partition(":") for one in (*_PUBLIC.split(), *_OTHERS)):
+        register(module, "ddl.layers" if module == "ddl.layers" else "ddl", names)
+    hub = ["keras_hub.models"] if "keras_hub" in sys.modules else []  # its import takes seconds
+    for module in ("keras.applications", *(f"keras.{part}" for part in _KERAS.split()), *hub):
+        register(module, module)
 
 
-def register(module: str, names: Iterable[str], prefix: str) -> None:
-    """Registers classes of a module, and functions of ddl, under their names with a prefix."""
-    for item in (getattr(importlib.import_module(module), name) for name in names):
-        if inspect.isclass(item) or (inspect.isfunction(item) and prefix == "ddl"):
-            gin.external_configurable(item, module=prefix)
+@functools.cache
+def register(name: str, prefix: str, names: str = "") -> None:
+    """Registers classes of a module, and functions that make something, under a prefix.
+
+    Args:
+      name: The module.
+      prefix: The module of the names in a config.
+      names: The names; by default all public ones.
+    """
+    module = importlib.import_module(name)
+    for each in names.split() or getattr(module, "__all__", dir(module)):
+        item, known = getattr(module, each), None
+        if hasattr(item, "from_preset"):
+            # keras-hub ignores an argument that none of the classes names; gin refuses it.
+            known = [p for x in item.__mro__[:-1] for p in inspect.signature(x).parameters]
+            gin_config.external_configurable(item.from_preset, module=f"{prefix}.{each}")
+        is_maker = inspect.isfunction(item) and prefix in ("ddl", "keras.applications")
+        if inspect.isclass(item) or is_maker:
+            gin_config.external_configurable(item, module=prefix, allowlist=known)
 
 
 def import_module(statement: Import) -> str:
@@ -72,8 +80,7 @@ def import_module(statement: Import) -> str:
       ConfigError: If it cannot be imported, with the line and the place in the user's code.
     """
     folder = os.path.dirname(os.path.abspath(statement.location.filename))
-    if folder not in sys.path:
-        sys.path.append(folder)  # as the last place; its functions may import others later
+    sys.path.extend({folder} - {*sys.path})  # as the last; its functions may import others later
     try:
         with attributing_errors():
             return importlib.import_module(statement.module).__name__
@@ -115,9 +122,9 @@ def line_of(binding: Binding) -> str:
 
 
 def user_packages() -> set[str]:
-    """Returns the packages of the registered items that are neither ddl's nor Keras's."""
+    """Returns the packages of the registered items that are neither ddl's nor of Keras."""
     packages = [x.wrapped.__module__.partition(".")[0] for _, x in gin_config._REGISTRY.items()]
-    return {*packages} - {"ddl", "keras", "gin", "tensorflow", "builtins"}
+    return {*packages} - {"ddl", "keras", "keras_hub", "gin", "tensorflow", "builtins"}
 
 
 def is_constant(name: str) -> bool:
@@ -133,7 +140,7 @@ def bind(one: Binding) -> str:
       exist, or the value cannot be written to a config and read back; else "".
     """
     try:
-        gin.bind_parameter(one[:3], gin_config.parse_value(repr(one.value)))
+        gin_config.bind_parameter(one[:3], gin_config.parse_value(repr(one.value)))
         return ""
     except SyntaxError:
         return complain(one.location, f"{one.value!r} cannot be read back. Use another value.")
@@ -148,9 +155,8 @@ def bind(one: Binding) -> str:
 
 def operative_values() -> dict[Key, Any]:
     """Returns the values that calls so far took from the config or from literal defaults."""
-    with gin_config._OPERATIVE_CONFIG_LOCK:
-        calls = gin_config._OPERATIVE_CONFIG.items()
-        return {(*call, name): value for call, taken in calls for name, value in taken.items()}
+    calls = list(gin_config._OPERATIVE_CONFIG.items())  # callbacks may call others meanwhile
+    return {(*call, name): value for call, taken in calls for name, value in taken.items()}
 
 
 class Fixed:

@@ -132,11 +132,8 @@ class Reader:
     def __init__(self, search_path: Collection[str] = ()):
         self.files: set[str] = set()
         # ddl's configs are inside the package in a wheel, and beside it in the repository.
-        self._folders = [
-            ".",
-            *search_path,
-            *(str(PACKAGE / x) for x in ("", "configs", "..", "../configs")),
-        ]
+        own = [str(PACKAGE / x) for x in ("", "configs", "..", "../configs")]
+        self._folders = [".", *search_path, *own]
 
     def file(self, name: str, at: Location | None = None) -> Iterator[Binding | Import]:
         """Yields the statements of a file and its includes; none if it was read before.
@@ -173,19 +170,19 @@ class Reader:
         above: dict[Key, Location] = {}
         try:
             for statement in ConfigParser(io.StringIO(text), _PlainValues()):
-                here, what = statement.location._replace(filename=file), ""
+                here = statement.location._replace(filename=file)
                 if isinstance(statement, IncludeStatement):
                     if above:
                         what = "Move this include above all bindings, which it might override."
-                    yield from () if above else self.file(statement.filename, here)
+                        raise ConfigError(complain(here, what))
+                    yield from self.file(statement.filename, here)
                 elif isinstance(statement, Binding):
                     if not statement.arg_name:
                         name = "/".join(filter(None, statement[:2]))
                         statement = Binding(name, MACRO, "value", statement.value, here)
                     if (first := above.setdefault(statement[:3], here)) is not here:
                         what = f"This is set at {place(first)} already. Remove one of the two."
-                if what:
-                    raise ConfigError(complain(here, what))
+                        raise ConfigError(complain(here, what))
                 if isinstance(statement, Binding | Import):
                     yield statement._replace(location=here)
         except (SyntaxError, tokenize.TokenError, TypeError, RecursionError) as error:

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 import keras
 
-from ddl import layers
-
 
 def cnn(
     input_shape: Sequence[int],
@@ -30,8 +28,7 @@ def cnn(
       hidden_units: Width of each dense layer after the blocks.
       block_dropout: Dropout rate after each block.
       hidden_dropout: Dropout rate after each hidden dense layer.
-      batch_normalization: Whether synchronized batch normalization (over all replicas) follows each
-        convolution.
+      batch_normalization: Whether batch normalization follows each convolution.
       padding: Padding of the convolutions, "valid" or "same".
       input_scale: Factor applied to raw inputs; 1/255 maps bytes to [0, 1].
 
@@ -43,19 +40,16 @@ def cnn(
     for block, convolutions in enumerate(blocks, start=1):
         for number, filters in enumerate(convolutions, start=1):
             name = f"{block}_{number}"
-            activation = None if batch_normalization else "relu"
-            x = keras.layers.Conv2D(
-                filters, 3, padding=padding, activation=activation, name=f"conv_{name}"
-            )(x)
+            x = keras.layers.Conv2D(filters, 3, padding=padding, name=f"conv_{name}")(x)
             if batch_normalization:
-                x = keras.layers.BatchNormalization(synchronized=True, name=f"norm_{name}")(x)
-                x = keras.layers.ReLU(name=f"relu_{name}")(x)
+                x = keras.layers.BatchNormalization(name=f"norm_{name}")(x)
+            x = keras.layers.ReLU(name=f"relu_{name}")(x)
         x = keras.layers.MaxPooling2D(name=f"pool_{block}")(x)
         if block_dropout:
-            x = layers.Dropout(block_dropout, name=f"block_dropout_{block}")(x)
+            x = keras.layers.Dropout(block_dropout, name=f"block_dropout_{block}")(x)
     x = keras.layers.Flatten(name="flatten")(x)
     for number, units in enumerate(hidden_units, start=1):
         x = keras.layers.Dense(units, activation="relu", name=f"hidden_{number}")(x)
         if hidden_dropout:
-            x = layers.Dropout(hidden_dropout, name=f"hidden_dropout_{number}")(x)
+            x = keras.layers.Dropout(hidden_dropout, name=f"hidden_dropout_{number}")(x)
     return keras.Model(inputs, keras.layers.Dense(num_classes, name="logits")(x), name="cnn")

@@ -50,13 +50,13 @@ def generate(
       >>> model = ddl.models.gpt(256, 64, width=128, heads=4, blocks=2)
       >>> print(bytes(generate(model, b"ROMEO:", 20).astype("u1")))
     """
-    shape = model.output_shape if getattr(model, "inputs", None) else None
-    takes_tokens = shape is not None and len(model.inputs) == 1
-    if not takes_tokens or not isinstance(shape, tuple) or len(shape) != 3 or shape[1] is None:
+    count = len(getattr(model, "inputs", None) or ())
+    shape = model.output_shape if count == 1 else None
+    if not isinstance(shape, tuple) or len(shape) != 3 or shape[1] is None:
         raise ConfigError(
             "generate needs a model from tokens [batch, positions] to logits [batch, positions, "
             f"vocabulary], such as ddl.models.gpt(…, packed=False), but {model.name!r} takes "
-            f"{len(getattr(model, 'inputs', None) or ())} inputs and returns {shape}."
+            f"{count} inputs and returns {shape}."
         )
     _, positions, vocabulary = shape
     if length < 1 or not (math.isfinite(temperature) and temperature >= 0):
@@ -69,89 +69,51 @@ def generate(
     if top_p is not None and not 0 < top_p <= 1:
         raise ConfigError(f"generate.top_p must be above 0 and at most 1, got {top_p}.")
     given = np.frombuffer(prompt, np.uint8) if isinstance(prompt, bytes) else np.asarray(prompt)
-    tokens = np.atleast_2d(given).astype(np.int64)
-    if not tokens.size or given.ndim > 2 or given.dtype.kind not in "iu":
+    if not given.size or given.ndim not in (1, 2) or given.dtype.kind not in "iu":
         raise DataError(
             f"The prompt must be tokens [rows, n] with at least one token, got {given.dtype} of "
             f"shape {given.shape}. Pass rows of integers of one length, such as [[1, 2, 3]]."
         )
-    if tokens.min() < 0 or tokens.max() >= vocabulary:
+    if given.min() < 0 or given.max() >= vocabulary:
         raise DataError(
             f"The tokens of the prompt must be from 0 to {vocabulary - 1}, the vocabulary of "
-            f"{model.name!r}, got {tokens.min()} to {tokens.max()}. Encode the prompt as the "
+            f"{model.name!r}, got {given.min()} to {given.max()}. Encode the prompt as the "
             "training data were encoded."
         )
-
-    _check_causal(model, int(tokens[0, 0]), positions, vocabulary)
+    tokens = np.atleast_2d(given).astype(np.int64)
+    _check_causal(model, tokens[:1, :1], positions, vocabulary)
+    kept = 1 if temperature == 0 else top_k or vocabulary
 
     @tf.function(autograph=False)
     def drawn(window: tf.Tensor, last: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-        logits = tf.gather(model(window, training=False), last, axis=1)
-        logits = tf.cast(logits, tf.float32)
-        if temperature == 0:
-            return tf.argmax(logits, axis=-1)
-        if top_k is not None:
-            likeliest, numbers = tf.math.top_k(logits, top_k)
-            logits = _only(likeliest, numbers, vocabulary)
-        logits = logits / temperature
-        if top_p is not None and top_p < 1:
-            logits = _nucleus(logits, top_p)
-        return tf.random.stateless_categorical(
-            logits, 1, tf.stack([tf.constant(seed % 2**63, tf.int64), number])
-        )[:, 0]
+        logits = tf.cast(tf.gather(model(window, training=False), last, axis=1), tf.float32)
+        logits, likeliest = tf.math.top_k(logits / (temperature or 1.0), kept)
+        if top_p is not None:
+            before = tf.cumsum(tf.nn.softmax(logits), axis=-1, exclusive=True)
+            logits = tf.where(before < top_p, logits, -math.inf)
+        key = tf.stack([tf.constant(seed % 2**63, tf.int64), number])
+        places = tf.random.stateless_categorical(logits, 1, key)
+        return tf.gather(likeliest, places, batch_dims=1)
 
     for number in range(length):
         recent = tokens[:, -positions:]
         window = np.pad(recent, [(0, 0), (0, positions - recent.shape[1])])  # padding comes after
-        last = tf.constant(recent.shape[1] - 1)
-        new = drawn(tf.constant(window), last, tf.constant(number, tf.int64)).numpy()
-        tokens = np.concatenate([tokens, new[:, np.newaxis]], axis=1)
+        last, position = tf.constant(recent.shape[1] - 1), tf.constant(number, tf.int64)
+        new = drawn(tf.constant(window), last, position).numpy()
+        tokens = np.concatenate([tokens, new], axis=1)
     found = tokens[:, -length:]
     return found if given.ndim == 2 else found[0]
 
 
-def _check_causal(model: keras.Model, token: int, positions: int, vocabulary: int) -> None:
-    """Raises ConfigError if the logits of the first position depend on the tokens after it.
-
-    Args:
-      model: As `generate` takes it.
-      token: The first token.
-      positions: Positions of the window.
-      vocabulary: Number of different tokens.
-    """
+def _check_causal(model: keras.Model, token: np.ndarray, positions: int, vocabulary: int) -> None:
+    """Raises ConfigError if the logits of the first position depend on the tokens after it."""
+    padding = [(0, 0), (0, positions - 1)]
+    windows = [np.pad(token, padding, constant_values=x) for x in (0, vocabulary - 1)]
     # In two calls: the rows of one batch may be rounded differently.
-    logits = []
-    for later in (0, vocabulary - 1):
-        window = np.full((1, positions), later, np.int64)
-        window[:, 0] = token
-        logits.append(tf.cast(model(window, training=False)[0, 0], tf.float32).numpy())
-    values, others = logits
+    values, others = (np.asarray(model(x, training=False)[0, 0], np.float32) for x in windows)
     if np.abs(values - others).max() > 1e-4 * np.abs(values).max():
         raise ConfigError(
             "generate needs a causal model, in which the logits of a position depend only on the "
             f"tokens up to it, but those of {model.name!r} change with the tokens after it. Use "
             "a model such as ddl.models.gpt, or give the attention a causal mask."
         )
-
-
-def _nucleus(logits: tf.Tensor, top_p: float) -> tf.Tensor:
-    """Returns logits [rows, vocabulary], those outside of the nucleus as minus infinity."""
-    vocabulary = logits.shape[1]
-    ordered, tokens = tf.math.top_k(logits, vocabulary)
-    before = tf.cumsum(tf.nn.softmax(ordered), axis=-1, exclusive=True)
-    return _only(tf.where(before < top_p, ordered, -math.inf), tokens, vocabulary)
-
-
-def _only(values: tf.Tensor, tokens: tf.Tensor, vocabulary: int) -> tf.Tensor:
-    """Returns logits [rows, vocabulary] that are minus infinity but for some tokens.
-
-    Tokens are chosen by their numbers, not by their logits, which may be equal.
-
-    Args:
-      values: The logits of these tokens, float32 [rows, k].
-      tokens: Numbers of the tokens, different in each row, int32 [rows, k].
-      vocabulary: Number of logits in a row.
-    """
-    rows = tf.broadcast_to(tf.range(tf.shape(tokens)[0])[:, tf.newaxis], tf.shape(tokens))
-    none = tf.fill([tf.shape(tokens)[0], vocabulary], tf.constant(-math.inf))
-    return tf.tensor_scatter_nd_update(none, tf.stack([rows, tokens], axis=-1), values)

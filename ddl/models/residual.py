@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import keras
+import numpy as np
 
 from ddl.errors import ConfigError, check_choice
 
@@ -62,41 +63,31 @@ def resnet(
         raise ConfigError(
             f"resnet.blocks must have at least 1 block in each stage, got {tuple(blocks)}."
         )
-    mean, deviation = (
-        [float(value)] * input_shape[-1] if isinstance(value, (int, float)) else list(value)
-        for value in (input_mean, input_deviation)
-    )
-    if not len(mean) == len(deviation) == input_shape[-1]:
+    mean, deviation = np.asarray(input_mean), np.asarray(input_deviation)
+    if {mean.shape, deviation.shape} - {(), (input_shape[-1],)}:
         raise ConfigError(
             "resnet.input_mean and resnet.input_deviation must be one number, or one for each of "
-            f"the {input_shape[-1]} channels, got {len(mean)} and {len(deviation)} values."
+            f"the {input_shape[-1]} channels, got {input_mean} and {input_deviation}."
         )
 
     build = _Layers(kernel_regularizer, zero_last_gamma)
     inputs = keras.Input(tuple(input_shape), name="image")
-    x = keras.layers.Rescaling(
-        [1 / d for d in deviation],
-        [-m / d for m, d in zip(mean, deviation, strict=True)],
-        name="scale",
-    )(inputs)
+    offset = (-mean / deviation).tolist()
+    x = keras.layers.Rescaling((1 / deviation).tolist(), offset, name="scale")(inputs)
+    size, stride = (7, 2) if stem == "large" else (3, 1)
+    x = build.normalized(build.convolution(x, width, size, stride, "stem"), "stem", relu=True)
     if stem == "large":
-        x = build.convolution(x, width, 7, 2, "stem")
-        x = build.normalized(x, "stem", relu=True)
         x = keras.layers.ZeroPadding2D(1, name="stem_pool_pad")(x)
         x = keras.layers.MaxPooling2D(3, 2, name="stem_pool")(x)  # zero padding is safe after ReLU
-    else:
-        x = build.normalized(build.convolution(x, width, 3, 1, "stem"), "stem", relu=True)
     for stage, count in enumerate(blocks):
         for number in range(1, count + 1):
             stride = 2 if stage > 0 and number == 1 else 1
             name = f"stage{stage + 1}_block{number}"
             x = build.block(x, width * 2**stage, stride, bottleneck, name)
     x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
+    small = keras.initializers.RandomNormal(stddev=0.01)
     logits = keras.layers.Dense(
-        num_classes,
-        kernel_initializer=keras.initializers.RandomNormal(stddev=0.01),
-        kernel_regularizer=kernel_regularizer,
-        name="logits",
+        num_classes, kernel_initializer=small, kernel_regularizer=kernel_regularizer, name="logits"
     )(x)
     return keras.Model(inputs, logits, name="resnet")
 
@@ -117,14 +108,13 @@ class _Layers:
         """
         if size > 1:
             x = keras.layers.ZeroPadding2D(size // 2, name=f"{name}_pad")(x)
+        initializer = keras.initializers.VarianceScaling(2.0, "fan_out", "untruncated_normal")
         return keras.layers.Conv2D(
             filters,
             size,
             strides=stride,
             use_bias=False,
-            kernel_initializer=keras.initializers.VarianceScaling(
-                2.0, "fan_out", "untruncated_normal"
-            ),
+            kernel_initializer=initializer,
             kernel_regularizer=self.kernel_regularizer,
             name=f"{name}_conv",
         )(x)
@@ -132,12 +122,9 @@ class _Layers:
     def normalized(
         self, x: keras.KerasTensor, name: str, relu: bool = False, last: bool = False
     ) -> keras.KerasTensor:
+        gamma = "zeros" if last and self.zero_last_gamma else "ones"
         x = keras.layers.BatchNormalization(
-            momentum=0.9,
-            epsilon=1e-5,
-            synchronized=True,
-            gamma_initializer="zeros" if last and self.zero_last_gamma else "ones",
-            name=f"{name}_norm",
+            momentum=0.9, epsilon=1e-5, gamma_initializer=gamma, name=f"{name}_norm"
         )(x)
         return keras.layers.ReLU(name=f"{name}_relu")(x) if relu else x
 

@@ -1,6 +1,8 @@
 """Transformers for language and for images."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 
@@ -42,45 +44,71 @@ def gpt(
     Raises:
       ConfigError: If `heads` does not divide `width`, or a size is below 1.
     """
-    _check_sizes("gpt", vocabulary=vocabulary, positions=positions, blocks=blocks)
-    _check_heads("gpt", width, heads)
-
-    # A new one for each layer: an initializer of Keras gives the same numbers at each call.
-    def normal() -> keras.initializers.Initializer:
-        return keras.initializers.RandomNormal(stddev=0.02)
-
-    def last() -> keras.initializers.Initializer:
-        return keras.initializers.RandomNormal(stddev=0.02 / (2 * blocks) ** 0.5)
-
-    # TensorFlow would compute with int32 tokens on the host.
-    tokens = keras.Input((positions,), dtype="int64", name="token")
+    _check("gpt", width, heads=heads, vocabulary=vocabulary, positions=positions, blocks=blocks)
+    # A clone for each layer: an initializer of Keras gives the same numbers at each call.
+    normal = keras.initializers.RandomNormal(stddev=0.02)
+    last = keras.initializers.RandomNormal(stddev=0.02 / (2 * blocks) ** 0.5)
     table = layers.TiedEmbedding(
-        vocabulary, width, embeddings_initializer=normal(), name="token_vectors"
+        vocabulary, width, embeddings_initializer=normal, name="token_vectors"
     )
-    inputs, mask = tokens, None
-    if packed:
-        segment, position = (
-            keras.Input((positions,), dtype="int64", name=name) for name in ("segment", "position")
-        )
-        inputs = {"token": tokens, "segment": segment, "position": position}
-        mask = keras.ops.equal(segment[:, :, None], segment[:, None, :])
-        vectors = keras.layers.Embedding(
-            positions, width, embeddings_initializer=normal(), name="positions"
-        )
-        x = keras.layers.Add(name="placed")([table(tokens), vectors(position)])
-    else:
-        x = layers.PositionEmbedding(normal(), name="positions")(table(tokens))
-    x = layers.Dropout(dropout, name="dropout")(x)
+    inputs, x, mask = _embedded(table, positions, positions, packed)
+    x = keras.layers.Dropout(dropout, name="dropout")(x)
+    block = _Block(heads, dropout, 1e-5, normal, last, causal=True, mask=mask)
     for number in range(1, blocks + 1):
-        name = f"block_{number}"
-        x = _block(
-            *(x, heads, 4 * width, dropout, name, normal, last),
-            epsilon=1e-5,
-            causal=True,
-            mask=mask,
-        )
+        x = block.add(x, f"block_{number}")
     x = keras.layers.LayerNormalization(epsilon=1e-5, name="norm")(x)
     return keras.Model(inputs, table(x, as_logits=True), name="gpt")
+
+
+def bert(
+    vocabulary: int,
+    positions: int,
+    *,
+    width: int = 768,
+    heads: int = 12,
+    blocks: int = 12,
+    dropout: float = 0.1,
+    packed: bool = False,
+) -> keras.Model:
+    """Builds an encoder of tokens: Devlin et al. 2019, "BERT: Pre-training of Deep ...".
+
+    The defaults are those of BERT-base, which has 30,522 tokens and 512 positions. There are
+    neither vectors of sentence A and B nor a prediction of the next sentence (Liu et al. 2019,
+    "RoBERTa"). As in the paper, each branch is normalized after it is added. The logits share the
+    table of token vectors.
+
+    Args:
+      vocabulary: Number of tokens, with the mask token: 257 for bytes and a mask.
+      positions: Length of a sequence; with `packed`, of the longest document.
+      width: Width of the vectors.
+      heads: Attention heads, a divisor of `width`.
+      blocks: Number of blocks.
+      dropout: Dropout rate of the vectors, of the attention and of each branch.
+      packed: Whether the model takes documents of varying length, such as the rows of
+        `ddl.data.packed`: a dict of "token", "segment" and "position", each int64 [batch, length]
+        of any length. A token then attends to those of its own document.
+
+    Returns:
+      A model from tokens, int64 [batch, positions], to logits [batch, positions, vocabulary]. The
+      logits at a position depend on all tokens.
+
+    Raises:
+      ConfigError: If `heads` does not divide `width`, or a size is below 1.
+    """
+    _check("bert", width, heads=heads, vocabulary=vocabulary, positions=positions, blocks=blocks)
+    normal = keras.initializers.TruncatedNormal(stddev=0.02)
+    table = layers.TiedEmbedding(
+        vocabulary, width, logit_bias=True, embeddings_initializer=normal, name="token_vectors"
+    )
+    inputs, x, mask = _embedded(table, positions, None if packed else positions, packed)
+    x = keras.layers.LayerNormalization(epsilon=1e-12, name="norm")(x)
+    x = keras.layers.Dropout(dropout, name="dropout")(x)
+    block = _Block(heads, dropout, 1e-12, normal, normal, normalizes_first=False, mask=mask)
+    for number in range(1, blocks + 1):
+        x = block.add(x, f"block_{number}")
+    x = keras.layers.Dense(width, "gelu", kernel_initializer=normal.clone(), name="head")(x)
+    x = keras.layers.LayerNormalization(epsilon=1e-12, name="head_norm")(x)
+    return keras.Model(inputs, table(x, as_logits=True), name="bert")
 
 
 def vit(
@@ -91,7 +119,6 @@ def vit(
     width: int = 384,
     heads: int = 6,
     blocks: int = 12,
-    hidden_units: int | None = None,
     dropout: float = 0.0,
     input_mean: float = 127.5,
     input_deviation: float = 127.5,
@@ -107,7 +134,6 @@ def vit(
       width: Width of the vectors.
       heads: Attention heads, a divisor of `width`.
       blocks: Number of blocks.
-      hidden_units: Width of the hidden layer of a block; None is 4 · `width`.
       dropout: Dropout rate of the vectors, of the attention and of each branch.
       input_mean: Subtracted from raw inputs.
       input_deviation: Divisor of the centred inputs.
@@ -119,87 +145,95 @@ def vit(
       ConfigError: If `patch` does not divide height and width, `heads` does not divide `width`, or
         a size is below 1.
     """
-    _check_sizes("vit", patch=patch, num_classes=num_classes, blocks=blocks)
-    _check_heads("vit", width, heads)
+    _check("vit", width, heads=heads, patch=patch, num_classes=num_classes, blocks=blocks)
     height, breadth = input_shape[:2]
     if height % patch or breadth % patch:
         raise ConfigError(
             f"vit.patch must divide height and width of the images, got {patch} for "
             f"{height} × {breadth}. Set patch to a common divisor."
         )
-
-    def normal() -> keras.initializers.Initializer:  # see gpt
-        return keras.initializers.TruncatedNormal(stddev=0.02)
-
+    normal = keras.initializers.TruncatedNormal(stddev=0.02)
     inputs = keras.Input(tuple(input_shape), name="image")
-    x = keras.layers.Rescaling(1 / input_deviation, -input_mean / input_deviation, name="scale")(
-        inputs
-    )
-    x = keras.layers.Conv2D(width, patch, patch, kernel_initializer=normal(), name="patches")(x)
+    offset = -input_mean / input_deviation
+    x = keras.layers.Rescaling(1 / input_deviation, offset, name="scale")(inputs)
+    x = keras.layers.Conv2D(width, patch, patch, kernel_initializer=normal, name="patches")(x)
     x = keras.layers.Reshape((-1, width), name="sequence")(x)
     x = layers.ClassToken(name="class_token")(x)
-    x = layers.PositionEmbedding(normal(), name="positions")(x)
-    if dropout:
-        x = layers.Dropout(dropout, name="dropout")(x)
+    x = layers.PositionEmbedding(normal.clone(), name="positions")(x)
+    x = keras.layers.Dropout(dropout, name="dropout")(x)
+    block = _Block(heads, dropout, 1e-6, normal, normal)
     for number in range(1, blocks + 1):
-        hidden = hidden_units or 4 * width
-        x = _block(x, heads, hidden, dropout, f"block_{number}", normal, normal, epsilon=1e-6)
+        x = block.add(x, f"block_{number}")
     x = keras.layers.LayerNormalization(epsilon=1e-6, name="norm")(x)
     logits = keras.layers.Dense(num_classes, kernel_initializer="zeros", name="logits")(x[:, 0])
     return keras.Model(inputs, logits, name="vit")
 
 
-def _block(
-    x: keras.KerasTensor,
-    heads: int,
-    hidden_units: int,
-    dropout: float,
-    name: str,
-    initializer: Callable[[], keras.initializers.Initializer],
-    last_initializer: Callable[[], keras.initializers.Initializer],
-    *,
-    epsilon: float,
-    causal: bool = False,
-    mask: keras.KerasTensor | None = None,
-) -> keras.KerasTensor:
-    """Adds attention and a perceptron, each normalized first, to x [batch, positions, width]."""
-    width = x.shape[-1]
-
-    def added(x: keras.KerasTensor, branch: keras.KerasTensor, part: str) -> keras.KerasTensor:
-        if dropout:
-            branch = layers.Dropout(dropout, name=f"{name}_{part}_dropout")(branch)
-        return keras.layers.Add(name=f"{name}_{part}_add")([x, branch])
-
-    branch = keras.layers.LayerNormalization(epsilon=epsilon, name=f"{name}_attention_norm")(x)
-    attention = layers.MultiHeadAttention(
-        heads,
-        width // heads,
-        dropout=dropout,
-        kernel_initializer=initializer(),
-        name=f"{name}_attention",
+def _embedded(
+    table: layers.TiedEmbedding, positions: int, length: int | None, packed: bool
+) -> tuple[Any, keras.KerasTensor, keras.KerasTensor | None]:
+    """Returns the inputs, their vectors [batch, length, width] and the mask of the attention."""
+    normal = table.embeddings_initializer.clone()
+    # TensorFlow would compute with int32 tokens on the host.
+    names = ["token", "segment", "position"] if packed else ["token"]
+    inputs = {name: keras.Input((length,), dtype="int64", name=name) for name in names}
+    x = table(inputs["token"])
+    if not packed:
+        return inputs["token"], layers.PositionEmbedding(normal, name="positions")(x), None
+    vectors = keras.layers.Embedding(
+        positions, table.output_dim, embeddings_initializer=normal, name="positions"
     )
-    x = added(
-        x, attention(branch, branch, use_causal_mask=causal, attention_mask=mask), "attention"
-    )
-    branch = keras.layers.LayerNormalization(epsilon=epsilon, name=f"{name}_hidden_norm")(x)
-    branch = keras.layers.Dense(
-        hidden_units, "gelu", kernel_initializer=initializer(), name=f"{name}_hidden"
-    )(branch)
-    branch = keras.layers.Dense(
-        width, kernel_initializer=last_initializer(), name=f"{name}_hidden_out"
-    )(branch)
-    return added(x, branch, "hidden")
+    x = keras.layers.Add(name="placed")([x, vectors(inputs["position"])])
+    segment = inputs["segment"]
+    return inputs, x, keras.ops.equal(segment[:, :, None], segment[:, None, :])
 
 
-def _check_heads(model: str, width: int, heads: int) -> None:
-    if heads < 1 or width % heads:
-        raise ConfigError(
-            f"{model}.heads must divide {model}.width, got {heads} heads for a width of {width}. "
-            "Change one of them."
+@dataclasses.dataclass(frozen=True)
+class _Block:
+    """Attention and a perceptron, each added to its input and normalized first or last."""
+
+    heads: int
+    dropout: float
+    epsilon: float
+    first: keras.initializers.Initializer
+    last: keras.initializers.Initializer
+    normalizes_first: bool = True
+    causal: bool = False
+    mask: keras.KerasTensor | None = None
+
+    def add(self, x: keras.KerasTensor, name: str) -> keras.KerasTensor:
+        """Adds the block to x [batch, positions, width]."""
+        width = x.shape[-1]
+        first, last = self.first.clone(), self.last.clone()
+        attention = keras.layers.MultiHeadAttention(
+            self.heads,
+            width // self.heads,
+            dropout=self.dropout,
+            kernel_initializer=first,
+            name=f"{name}_attention",
         )
+        inner = keras.layers.Dense(
+            4 * width, "gelu", kernel_initializer=first, name=f"{name}_hidden"
+        )
+        out = keras.layers.Dense(width, kernel_initializer=last, name=f"{name}_hidden_out")
+        masks = {"use_causal_mask": self.causal, "attention_mask": self.mask}
+        x = self._add(x, lambda x: attention(x, x, **masks), f"{name}_attention")
+        return self._add(x, lambda x: out(inner(x)), f"{name}_hidden")
+
+    def _add(self, x: keras.KerasTensor, branch: Callable[..., Any], name: str) -> Any:
+        normalize = keras.layers.LayerNormalization(epsilon=self.epsilon, name=f"{name}_norm")
+        change = branch(normalize(x) if self.normalizes_first else x)
+        change = keras.layers.Dropout(self.dropout, name=f"{name}_dropout")(change)
+        x = keras.layers.Add(name=f"{name}_add")([x, change])
+        return x if self.normalizes_first else normalize(x)
 
 
-def _check_sizes(model: str, **sizes: int) -> None:
+def _check(model: str, width: int, **sizes: int) -> None:
     for name, size in sizes.items():
         if size < 1:
             raise ConfigError(f"{model}.{name} must be at least 1, got {size}.")
+    if width % sizes["heads"]:
+        raise ConfigError(
+            f"{model}.heads must divide {model}.width, got {sizes['heads']} heads for a width of "
+            f"{width}. Change one of them."
+        )

@@ -24,7 +24,7 @@ from ddl.tasks.task import PerExample
 
 
 class Segmentation:
-    """A model from images to logits of each pixel, such as `ddl.models.unet`.
+    """A model from images to logits of each pixel, such as that of examples/u_net.py.
 
     The loss is the cross-entropy: the mean over all pixels of the global batch. Pixels of the class
     `ignored` weigh 0.
@@ -60,7 +60,7 @@ class Segmentation:
             found = "has not been built" if shape is None else f"returns {(None, *shape)}"
             raise ConfigError(
                 "Segmentation needs a model with logits [batch, height, width, classes], but "
-                f"{model.name!r} {found}. Return the logits of all pixels, as ddl.models.unet does."
+                f"{model.name!r} {found}. Return logits of all pixels, as examples/u_net.py does."
             )
         weights = None if class_weights is None else [float(weight) for weight in class_weights]
         if weights is not None and (min(weights, default=-1.0) < 0 or len(weights) != shape[-1]):

@@ -157,9 +157,12 @@ def test_every_standard_macro_is_documented():
 @cache
 def registered(name: str):
     """Returns what a name in a config means; None if nothing, or a user's own."""
+    if name.startswith("keras_hub."):
+        importlib.import_module("keras_hub")
     registry.register_all()
     found = [item.wrapped for item in registry.matches(name)]
-    of_ddl = [item for item in found if item.__module__.partition(".")[0] in ("ddl", "keras")]
+    known = ("ddl", "keras", "keras_hub")
+    of_ddl = [item for item in found if item.__module__.partition(".")[0] in known]
     return of_ddl[0] if len(of_ddl) == 1 else None
 
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from ddl import layers, models
+from ddl import models
 from ddl.checkpoints.export import export_model
 from ddl.errors import ConfigError
 from ddl.precision import set_precision
@@ -16,8 +16,8 @@ def trainable(model) -> int:
     return sum(math.prod(variable.shape) for variable in model.trainable_variables)
 
 
-# Counts of BERT-base for masked tokens without vectors of sentences, of GPT-2 small, of DeiT-S, of
-# the code of torchvision's ResNets, and of a U-Net with normalization.
+# Counts of BERT-base for masked tokens without vectors of sentences, of GPT-2 small, of DeiT-S, and
+# of the code of torchvision's ResNets.
 @pytest.mark.parametrize(
     ("build", "count", "output"),
     [
@@ -30,9 +30,8 @@ def trainable(model) -> int:
             11_689_512,
             (None, 1000),
         ),
-        (lambda: models.unet((64, 64, 3), 2), 31_037_698, (None, 64, 64, 2)),
     ],
-    ids=["bert", "gpt", "vit", "resnet_50", "resnet_18", "unet"],
+    ids=["bert", "gpt", "vit", "resnet_50", "resnet_18"],
 )
 def test_parameters_and_shapes(build, count, output):
     """Without the memory of the parameters: Keras notes what it would initialize later."""
@@ -119,45 +118,17 @@ def test_a_table_of_numbers_and_categories():
     assert outputs.shape == (6, 2)
 
 
-def test_an_application_of_keras_for_logits():
-    model = models.keras_application("MobileNetV3Small", (32, 32, 3), 7, alpha=0.5, input_scale=1.0)
-    assert model.output_shape == (None, 7)
-    normalizing = [
-        layer
-        for layer in model._flatten_layers()
-        if isinstance(layer, keras.layers.BatchNormalization)
-    ]
-    assert normalizing
-    assert all(layer.synchronized for layer in normalizing)
-    dropping = [x for x in model._flatten_layers() if isinstance(x, keras.layers.Dropout)]
-    assert dropping
-    assert all(type(layer) is layers.Dropout for layer in dropping)
-    inner = model.layers[-1]
-    assert inner.layers[-1].activation is keras.activations.linear
-
-
 @pytest.mark.parametrize(
     ("build", "message"),
     [
         (lambda: models.gpt(16, 6, width=8, heads=3), "divide gpt.width, got 3 .* Change one"),
         (lambda: models.gpt(0, 6), "gpt.vocabulary must be at least 1, got 0"),
         (lambda: models.vit((30, 32, 3), 2), "vit.patch must divide .* 16 for 30 × 32"),
-        (lambda: models.unet((20, 16, 3), 2), "multiples of 16, got \\(20, 16\\)"),
-        (lambda: models.unet((16, 16, 3), 2, widths=(4,)), "at least 2 levels"),
         (
             lambda: models.table_mlp(2, numbers=1, categories={"numbers": 3}),
             "must not have a feature 'numbers'",
         ),
         (lambda: models.table_mlp(2), "or both; got neither. Set table_mlp.numbers"),
-        (lambda: models.keras_application("ResNet51", (32, 32, 3), 2), "Did you mean ResNet50"),
-        (
-            lambda: models.keras_application("ResNet50", (32, 32, 3), 2, weights="imagenet"),
-            "the path of a local file, got 'imagenet'",
-        ),
-        (
-            lambda: models.keras_application("ResNet50", (32, 32, 3), 2, alpha=1.0),
-            "ResNet50 takes no alpha",
-        ),
     ],
 )
 def test_what_is_refused(build, message):

@@ -58,7 +58,6 @@ SMALL = {
     "play_gpt": ["gpt.blocks = 1", "gpt.width = 8"],
     "resnet50_": ["IMAGE_SHAPE = (16, 16, 3)", "BLOCKS = (1,)", "resnet.width = 4"],
     "shapes_multi_label": ["BLOCKS = (1,)", "resnet.width = 4"],
-    "shapes_unet": ["WIDTHS = (4, 4)"],
 }
 # Beginnings of configs whose data ddl has.
 PACKAGED = ("digits", "large_table", "penguins", "play", "shapes")
@@ -113,7 +112,6 @@ REPORTED = {
     "MaskedLanguageModel": {"accuracy", "perplexity"},
     "MultiLabel": {"binary_accuracy", "exact_match", "f1_macro", "mean_average_precision"},
     "Regression": {"mean_absolute_error", "root_mean_squared_error", "r2"},
-    "Segmentation": {"accuracy", "mean_iou"},
     "Supervised": {"accuracy", "hinge"},
 }
 
@@ -125,7 +123,7 @@ def test_each_task_has_a_config():
         for task in re.findall(r"^Trainer.task = @(\w+)", text_with_includes(name), re.MULTILINE)
     }
     assert tasks == {*REPORTED}
-    assert set(ddl.tasks.__all__) == tasks
+    assert set(ddl.tasks.__all__) == tasks | {"Segmentation"}  # that of examples/u_net.gin
 
 
 # Those whose step is traced, and on how many replicas: one of each task and kind of model.
@@ -142,7 +140,6 @@ TRACED = {
     "play_bert.gin": 1,
     "play_gpt.gin": 1,
     "resnet50_imagenet_mlperf.gin": 1,
-    "shapes_unet.gin": 1,
 }
 
 

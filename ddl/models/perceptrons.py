@@ -1,4 +1,4 @@
-"""A perceptron for tables of numbers and categories."""
+"""Multilayer perceptrons, for images and for tables of numbers and categories."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,6 +6,36 @@ import keras
 
 from ddl import layers
 from ddl.errors import ConfigError
+
+
+def mlp(
+    input_shape: Sequence[int],
+    num_classes: int,
+    *,
+    hidden_units: Sequence[int] = (128,),
+    dropout: float = 0.0,
+    input_scale: float = 1 / 255,
+) -> keras.Model:
+    """Builds a multilayer perceptron: flatten, dense layers with ReLU, logits.
+
+    Args:
+      input_shape: Shape of one input, such as (28, 28, 1).
+      num_classes: Number of logits.
+      hidden_units: Width of each hidden layer.
+      dropout: Dropout rate after each hidden layer.
+      input_scale: Factor applied to raw inputs; 1/255 maps bytes to [0, 1].
+
+    Returns:
+      A model from [batch, *input_shape], any dtype, to logits [batch, num_classes].
+    """
+    inputs = keras.Input(tuple(input_shape), name="image")
+    x = keras.layers.Rescaling(input_scale, name="scale")(inputs)
+    x = keras.layers.Flatten(name="flatten")(x)
+    for number, units in enumerate(hidden_units, start=1):
+        x = keras.layers.Dense(units, activation="relu", name=f"hidden_{number}")(x)
+        if dropout:
+            x = keras.layers.Dropout(dropout, name=f"dropout_{number}")(x)
+    return keras.Model(inputs, keras.layers.Dense(num_classes, name="logits")(x), name="mlp")
 
 
 def table_mlp(
@@ -61,22 +91,17 @@ def table_mlp(
     columns: list[keras.KerasTensor] = []
     if numbers:
         inputs["numbers"] = keras.Input((numbers,), name="numbers")
-        x = inputs["numbers"]
-        if numbers_mean is not None or numbers_deviation is not None:
-            offset = [-m / d for m, d in zip(mean, deviation, strict=True)]
-            # In the dtype of the inputs, which is never half precision: there the difference of
-            # large numbers loses all its digits.
-            scale = keras.layers.Rescaling(
-                [1 / d for d in deviation], offset, name="scale", dtype=keras.config.floatx()
-            )
-            x = scale(x)
-        columns.append(x)
+        offset = [-m / d for m, d in zip(mean, deviation, strict=True)]
+        # In the dtype of the inputs, which is never half precision: there the difference of large
+        # numbers loses all its digits.
+        scale = keras.layers.Rescaling(
+            [1 / d for d in deviation], offset, name="scale", dtype=keras.config.floatx()
+        )
+        columns.append(scale(inputs["numbers"]))
     for name, count in (categories or {}).items():
         inputs[name] = keras.Input((), dtype="int64", name=name)
-        table = _table(
-            count, embedding_width, max_table_parts, min_table_part_bytes, f"{name}_vectors"
-        )
-        columns.append(table(inputs[name]))
+        parts = max_table_parts, min_table_part_bytes
+        columns.append(_table(count, embedding_width, *parts, f"{name}_vectors")(inputs[name]))
     if not columns:
         raise ConfigError(
             "table_mlp needs numbers, categories, or both; got neither. Set table_mlp.numbers to "
@@ -86,7 +111,7 @@ def table_mlp(
     for number, units in enumerate(hidden_units, start=1):
         x = keras.layers.Dense(units, activation="relu", name=f"hidden_{number}")(x)
         if dropout:
-            x = layers.Dropout(dropout, name=f"dropout_{number}")(x)
+            x = keras.layers.Dropout(dropout, name=f"dropout_{number}")(x)
     return keras.Model(inputs, keras.layers.Dense(num_outputs, name="outputs")(x), name="table_mlp")
 
 
