@@ -19,7 +19,7 @@ from ddl.checking.facts import Facts
 from ddl.checking.recording import AFTER, Key, Layer, Part, Recording
 from ddl.checkpoints.slots import WholeSlot
 from ddl.metrics.values import tensors_by_name
-from ddl.optimizers.named import by_name
+from ddl.optimizers.groups import by_name
 from ddl.step.observing import RECORDS
 from ddl.step.sharding import InShares
 from ddl.step.sharding.shares import gathered

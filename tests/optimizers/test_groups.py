@@ -5,8 +5,7 @@ import pytest
 
 from ddl.errors import ConfigError
 from ddl.optimizers import Group, ParameterGroups
-from ddl.optimizers.groups import assign
-from ddl.optimizers.named import by_name, frozen_until, groups_by_name
+from ddl.optimizers.groups import assign, by_name, frozen_until, groups_by_name
 
 
 def sgd(rate=0.1):

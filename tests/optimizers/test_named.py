@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from ddl.errors import ConfigError
-from ddl.optimizers.named import from_keras_name
+from ddl.optimizers.groups import from_keras_name
 
 
 @pytest.mark.parametrize(

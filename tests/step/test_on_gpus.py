@@ -70,8 +70,8 @@ def test_an_overflow_skips_the_update(monkeypatch):
         (lambda: optimizers.LARS(0.3, epsilon=0.5, exclude=()), 1e-13),
         (lambda: optimizers.LAMB(0.1, weight_decay=0.1), 1e-12),
         (lambda: optimizers.LAMB(0.1, epsilon=0.1, exclude=("one/kernel",)), 1e-12),
-        (lambda: optimizers.FusedAdamW(0.1, weight_decay=0.1), 1e-13),
-        (lambda: optimizers.FusedSGD(0.1, momentum=0.9, weight_decay=0.1), 1e-13),
+        (lambda: keras.optimizers.AdamW(0.1, weight_decay=0.1), 1e-13),
+        (lambda: keras.optimizers.SGD(0.1, momentum=0.9, weight_decay=0.1), 1e-13),
     ],
 )
 def test_optimizers_update_all_variables_together(make, atol, monkeypatch):
@@ -89,7 +89,7 @@ def test_an_excluded_variable_does_not_decay(monkeypatch):
     as_on_gpus(monkeypatch)
 
     def make():
-        return optimizers.exclude_from_weight_decay(optimizers.FusedSGD(0.1, weight_decay=0.5))
+        return optimizers.exclude_from_weight_decay(keras.optimizers.SGD(0.1, weight_decay=0.5))
 
     weights, _ = drawn(0)
     none = [[np.zeros_like(w) for w in weights]]

@@ -8,9 +8,9 @@ import keras
 import tensorflow as tf
 
 from ddl.errors import ConfigError
+from ddl.optimizers.groups import by_name
 from ddl.optimizers.learning_rate import LearningRate, learning_rates_at
-from ddl.optimizers.named import by_name
-from ddl.optimizers.plateau import ReduceOnPlateau, plateau_of, rate_without_plateau
+from ddl.optimizers.plateau import ReduceOnPlateau, plateau_of
 from ddl.run.plan import RunPlan
 
 
@@ -26,7 +26,7 @@ def learning_rate_summary(optimizer: keras.optimizers.Optimizer, steps: int) -> 
         is 0 at all of them, or the warm-up does not end before the run.
     """
     plateau = plateau_of(optimizer)
-    learning_rate = rate_without_plateau(optimizer)
+    learning_rate = plateau.schedule if plateau else optimizer._learning_rate
     looked_at = {*range(0, max(steps, 1), max(1, -(-steps // 1000))), max(steps - 1, 0)}
     description = {}
     if isinstance(learning_rate, LearningRate):

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from ddl.optimizers.rows.subtracting import subtract_rows
 
 from ddl.devices.path import CPU, GPU, taking
 from ddl.optimizers import FusedAdagrad, FusedSGD
-from ddl.optimizers.rows.subtracting import subtract_rows
 
 PATHS = {"CPU": CPU, "GPU": GPU}
 

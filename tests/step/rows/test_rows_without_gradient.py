@@ -1,4 +1,4 @@
-"""FusedAdagrad moves the same rows whatever the layout, and whatever looks them up."""
+"""Adagrad moves the same rows whatever the layout, and whatever looks them up."""
 
 import functools
 
@@ -8,7 +8,6 @@ import pytest
 import tensorflow as tf
 
 import ddl
-from ddl.optimizers import FusedAdagrad
 from ddl.precision import set_precision
 from tests.conftest import make_strategy
 
@@ -62,7 +61,7 @@ def trained(where, accumulation_steps):
     keras.utils.set_random_seed(1)
     strategy = make_strategy(*where)
     with strategy.scope():
-        task, optimizer = Scores(), FusedAdagrad(0.1)
+        task, optimizer = Scores(), keras.optimizers.Adagrad(0.1)
         trainer = ddl.Trainer(
             task,
             optimizer,
