@@ -45,12 +45,12 @@ def matching(
                 "the pattern; re.escape makes one of a path."
             ) from error
         if not places and patterns is not None:
-            paths = ", ".join(variable.path for variable in variables[:_MOST_SHOWN])
-            more = len(variables) - _MOST_SHOWN
+            paths = [variable.path for variable in variables]
+            if len(paths) > _MOST_SHOWN:
+                paths[_MOST_SHOWN:] = ["…"]
             raise ConfigError(
                 f"{argument}: each pattern must match a variable, but the pattern {pattern!r} "
-                f"matches none of {paths}{f' and {more:,} more' if more > 0 else ''}. Correct or "
-                "remove it."
+                f"matches none of {', '.join(paths)}. Correct or remove it."
             )
         found |= places
     return frozenset(found)

@@ -38,11 +38,8 @@ def by_kernels(optimizers: Iterable[keras.optimizers.Optimizer]) -> Iterator[Non
       optimizers: The optimizers; only plain Keras ones without methods of the user's own are
         changed, and only within the block.
     """
-    plain = [
-        one
-        for one in optimizers
-        if type(one) in {**_KERNELS, **_ROWS} and vars(one).keys().isdisjoint(_METHODS)
-    ]
+    plain = [one for one in optimizers if type(one) in {**_KERNELS, **_ROWS}]
+    plain = [one for one in plain if vars(one).keys().isdisjoint(_METHODS)]
     for one in plain:
         methods = _Fused(one)
         # Past Keras's tracking of attributes.

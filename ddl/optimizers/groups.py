@@ -87,7 +87,7 @@ class ParameterGroups:
                 f"ParameterGroups: the groups {', '.join(rest)} both take the variables that no "
                 "other group names. Give all but one of them Group.variables."
             )
-        _check_own("ParameterGroups", self.groups, self.groups.values())
+        _check_own("ParameterGroups", self.groups, list(self.groups.values()))
 
 
 OptimizerOrGroups: TypeAlias = keras.optimizers.Optimizer | ParameterGroups
@@ -196,20 +196,12 @@ def by_name(optimizer: Any) -> dict[str, Any]:
 
     The argument, the names and the errors are those of `groups_by_name`.
     """
-    return {
-        name: group.optimizer
-        for groups in groups_by_name(optimizer).values()
-        for name, group in groups.items()
-    }
+    return {name: group.optimizer for name, group in _every_group(optimizer)}
 
 
 def frozen_until(optimizer: Any) -> dict[str, int]:
     """Returns the step from which each optimizer updates its variables, by its name."""
-    return {
-        name: group.frozen_until
-        for groups in groups_by_name(optimizer).values()
-        for name, group in groups.items()
-    }
+    return {name: group.frozen_until for name, group in _every_group(optimizer)}
 
 
 def figure(kind: str, name: str) -> str:
@@ -220,6 +212,10 @@ def figure(kind: str, name: str) -> str:
       name: Name of the optimizer.
     """
     return kind if name == ONLY else f"{kind}/{name}"
+
+
+def _every_group(optimizer: Any) -> list[tuple[str, Group]]:
+    return [pair for groups in groups_by_name(optimizer).values() for pair in groups.items()]
 
 
 def _groups(name: str, optimizer: Any) -> dict[str, Group]:
@@ -237,8 +233,7 @@ def _check_name(where: str, name: Any, example: str) -> None:
         )
 
 
-def _check_own(where: str, names: Any, groups: Any) -> None:
-    groups = list(groups)
+def _check_own(where: str, names: Any, groups: Sequence[Group]) -> None:
     if len({id(group.optimizer) for group in groups}) < len(groups):
         raise ConfigError(
             f"{where}: each of {', '.join(names)} needs an optimizer of its own, but two are the "

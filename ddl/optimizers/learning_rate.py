@@ -157,8 +157,10 @@ class LearningRate(Schedule):
             sizes = f", from batch size {self.base_batch_size} to {self.global_batch_size}"
             of = "" if self.scaling == "none" else sizes
             found["learning rate scaling"] = f"× {self.factor:.6g} ({self.scaling}{of})"
+            base = float(self._base_rate(tf.constant(self.warmup_steps - self._skipped, tf.int64)))
+            found["base learning rate"] = f"{base:.6g}"
         if self.warmup_steps:
-            found["warm-up"] = f"{self.warmup_steps:,} updates from {float(self(0)):.6g}"
+            found["warm-up"] = f"gradual, {self.warmup_steps:,} updates from {float(self(0)):.6g}"
         return found
 
 
