@@ -210,9 +210,6 @@ def test_a_resumed_run_has_the_slots_of_keras(tmp_path):
         save(tmp_path / folder, first)
         second = trainer(lambda: K.Adam(0.01, name="adam"))
         ddl.Checkpoints(tmp_path / folder, second).restore_latest()
-        assert [v.path for v in second.optimizer.variables] == [
-            v.path for v in first.optimizer.variables
-        ]
         resumed = trained(second, UPDATES - 7)
         assert_close(resumed, whole, 0 if folder == "same" else 1e-13)
 

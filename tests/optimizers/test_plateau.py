@@ -123,10 +123,10 @@ def test_it_stands_outermost_and_alone():
 def test_what_a_run_must_have():
     plan = RunPlan(train_steps=5, eval_every=2)
     check_plateau(rule(), plan, ("loss",), True)
-    for message, plan, metrics, evaluates in (
+    for message, other, metrics, evaluates in (
         (r"of the evaluation \(f1\), got 'loss'", plan, ("f1",), True),
         ("--mode=train_and_eval", plan, ("loss",), False),
         ("EVAL_EVERY is None. Set EVAL_EVERY", RunPlan(train_steps=5), ("loss",), True),
     ):
         with pytest.raises(ConfigError, match=message):
-            check_plateau(rule(), plan, metrics, evaluates)
+            check_plateau(rule(), other, metrics, evaluates)
