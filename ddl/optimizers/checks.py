@@ -156,8 +156,8 @@ def _check_learning_rate(optimizer: keras.optimizers.Optimizer) -> None:
         return tf.identity(tf.convert_to_tensor(rate()))
 
     traced = value.get_concrete_function()
-    reads = any(tensor.dtype == tf.resource for tensor in traced.inputs)
-    if not reads and not any(op.op_def.is_stateful for op in traced.graph.get_operations()):
+    # To read a variable is a stateful operation.
+    if not any(op.op_def.is_stateful for op in traced.graph.get_operations()):
         raise ConfigError(
             f"The learning rate of the optimizer {optimizer.name!r} is a function that returns the "
             f"constant {float(traced()):g}: the training loop calls it only once, during tracing. "

@@ -15,7 +15,7 @@ from ddl.errors import ConfigError, check_no_text
 BIAS_AND_NORMALIZATION = (r"(^|/)(bias|beta|gamma|scale)$",)
 """Patterns of the paths of biases and normalization parameters in Keras's layers."""
 
-_MOST_SHOWN = 40  # paths of variables that an error lists
+_MOST_SHOWN = 40  # paths that an error lists
 
 
 def matching(
@@ -45,12 +45,10 @@ def matching(
                 "the pattern; re.escape makes one of a path."
             ) from error
         if not places and patterns is not None:
-            paths = [variable.path for variable in variables]
-            if len(paths) > _MOST_SHOWN:
-                paths[_MOST_SHOWN:] = ["…"]
+            paths = ", ".join(variable.path for variable in variables[:_MOST_SHOWN])
             raise ConfigError(
                 f"{argument}: each pattern must match a variable, but the pattern {pattern!r} "
-                f"matches none of {', '.join(paths)}. Correct or remove it."
+                f"matches none of {len(variables):,}: {paths}. Correct or remove it."
             )
         found |= places
     return frozenset(found)

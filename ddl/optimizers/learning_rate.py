@@ -129,9 +129,8 @@ class LearningRate(Schedule):
             size = getattr(self, name)
             if size is None or not size > 0:
                 raise ConfigError(
-                    f"The scaling rule {self.scaling!r} needs LearningRate.{name}, a number of "
-                    f"examples greater than 0, got {size}. Set {name.upper()}, or set SCALING_RULE "
-                    "to 'none'."
+                    f"The scaling rule {self.scaling!r} needs {name.upper()} (LearningRate.{name}) "
+                    f"greater than 0, got {size}. Set it, or set SCALING_RULE to 'none'."
                 )
         ratio = self.global_batch_size / self.base_batch_size
         return ratio if self.scaling == "linear" else math.sqrt(ratio)
@@ -154,9 +153,10 @@ class LearningRate(Schedule):
         """Describes the resolved scaling and warm-up: text by name."""
         found = {}
         if self.scaling is not None:
-            sizes = f", from batch size {self.base_batch_size} to {self.global_batch_size}"
-            of = "" if self.scaling == "none" else sizes
-            found["learning rate scaling"] = f"× {self.factor:.6g} ({self.scaling}{of})"
+            of = self.scaling
+            if of != "none":
+                of += f", from batch size {self.base_batch_size:,} to {self.global_batch_size:,}"
+            found["learning rate scaling"] = f"× {self.factor:.6g} ({of})"
             base = float(self._base_rate(tf.constant(self.warmup_steps - self._skipped, tf.int64)))
             found["base learning rate"] = f"{base:.6g}"
         if self.warmup_steps:
@@ -188,15 +188,25 @@ def learning_rate_at(optimizer: keras.optimizers.Optimizer, step: int) -> float:
 
     Keras also allows a function without arguments as the rate; the result is its present value.
     """
-    return learning_rates_at(optimizer, [step])[step]
+    rate = optimizer._learning_rate  # the public property is that of the present step
+    if isinstance(rate, LearningRateSchedule):
+        rate = rate(tf.constant(step, tf.int64))
+    return float(keras.ops.convert_to_numpy(rate() if callable(rate) else rate))
 
 
 def learning_rates_at(
     optimizer: keras.optimizers.Optimizer, steps: Sequence[int]
 ) -> dict[int, float]:
-    """Returns the learning rate of each of many updates; see `learning_rate_at`."""
-    rate = optimizer._learning_rate  # the public property is that of the present step
-    if not isinstance(rate, LearningRateSchedule):
-        value = rate() if callable(rate) else rate
-        return dict.fromkeys(steps, float(keras.ops.convert_to_numpy(value)))
-    return {step: float(rate(tf.constant(step, tf.int64))) for step in steps}
+    """Returns the learning rate of each of many updates, with one trace. Eager."""
+    schedule = optimizer._learning_rate
+    if not isinstance(schedule, LearningRateSchedule):
+        return dict.fromkeys(steps, learning_rate_at(optimizer, 0))
+
+    @tf.function(autograph=False)
+    def rates(steps: tf.Tensor) -> tf.Tensor:
+        return tf.map_fn(
+            lambda step: tf.cast(schedule(step), tf.float64), steps, fn_output_signature=tf.float64
+        )
+
+    found = rates(tf.constant(steps, tf.int64)).numpy().tolist()
+    return dict(zip(steps, found, strict=True))

@@ -57,9 +57,7 @@ def warmup_steps(
             "of them to None."
         )
     if epochs is not None:
-        if steps_per_epoch is None:
-            raise _missing("warmup_steps.steps_per_epoch", "STEPS_PER_EPOCH")
-        (steps,) = epochs_to_steps([epochs], steps_per_epoch)
+        return epochs_to_steps(epochs, steps_per_epoch)
     return steps or 0
 
 

@@ -47,7 +47,7 @@ class LossWeight:
                 "parentheses."
             )
         self.schedule = schedule
-        self._in_float64 = in_float64(schedule)
+        self._weight = in_float64(schedule)
 
     def __call__(self, step: tf.Tensor | None = None) -> tf.Tensor:
         """Returns the weight, Keras's floatx []. In a loss, or anywhere with a step.
@@ -67,8 +67,7 @@ class LossWeight:
                     "step, pass update.step; elsewhere, pass a number."
                 )
             step = tf.zeros([], tf.int64) if current.step is None else current.step
-        weight = self._in_float64
-        value = weight(step) if callable(weight) else np.float64(weight)
+        value = self._weight(step) if callable(self._weight) else np.float64(self._weight)
         return tf.cast(value, keras.config.floatx())
 
 

@@ -368,7 +368,7 @@ def test_a_run_whose_rate_follows_its_length_is_not_lengthened_in_silence(tmp_pa
         ([*COSINE, "WARMUP_STEPS = 40"], "takes 40 updates and the run has 40"),
         (["LEARNING_RATE = -0.1"], "learning rate .* must be greater than 0, got -0.1"),
         (["LEARNING_RATE = 0"], "learning rate .* must be greater than 0, got 0"),
-        (["SCALING_RULE = 'linear'"], "BASE_BATCH_SIZE .*, which is missing"),
+        (["SCALING_RULE = 'linear'"], "BASE_BATCH_SIZE .*, got None"),
         (
             ["SCALING_RULE = 'cubic'"],
             "LearningRate.scaling must be .*'linear'.*, got 'cubic'",
