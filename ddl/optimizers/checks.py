@@ -5,7 +5,7 @@ the optimizer. An optimizer that repeats any of this, or relies on a method that
 calls, would silently train differently.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -81,14 +81,21 @@ def check_optimizer(optimizer: Any) -> None:
     _check_learning_rate(optimizer)
 
 
-def check_unused(optimizer: keras.optimizers.Optimizer) -> None:
-    """Raises ConfigError if the optimizer has made updates."""
+def check_unused(
+    optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]
+) -> None:
+    """Raises ConfigError if the optimizer has made updates or was built for other variables."""
+    known = {id(variable) for variable in optimizer._trainable_variables}
+    found = ""
     if updates := int(optimizer.iterations.numpy()):
+        found = f"has already made {updates:,} updates"
+    elif optimizer.built and not known.issuperset(map(id, variables)):
+        found = "was built for other variables"
+    if found:
         raise ConfigError(
-            f"The optimizer {optimizer.name!r} has already made {updates:,} updates, but a new "
-            "Trainer counts from 0, so its schedule and slots would belong to another step. "
-            "Create a new optimizer for each Trainer. To resume a run, restore a checkpoint "
-            "afterwards."
+            f"The optimizer {optimizer.name!r} {found}, but a new Trainer counts from 0 and needs "
+            "slots for its own. Create a new optimizer for each Trainer. To resume a run, restore "
+            "a checkpoint afterwards."
         )
 
 

@@ -8,7 +8,6 @@ are not distinct. The optimizer casts the rate to the dtype of the weights.
 
 import copy
 import math
-from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 import keras
@@ -192,21 +191,3 @@ def learning_rate_at(optimizer: keras.optimizers.Optimizer, step: int) -> float:
     if isinstance(rate, LearningRateSchedule):
         rate = rate(tf.constant(step, tf.int64))
     return float(keras.ops.convert_to_numpy(rate() if callable(rate) else rate))
-
-
-def learning_rates_at(
-    optimizer: keras.optimizers.Optimizer, steps: Sequence[int]
-) -> dict[int, float]:
-    """Returns the learning rate of each of many updates, with one trace. Eager."""
-    schedule = optimizer._learning_rate
-    if not isinstance(schedule, LearningRateSchedule):
-        return dict.fromkeys(steps, learning_rate_at(optimizer, 0))
-
-    @tf.function(autograph=False)
-    def rates(steps: tf.Tensor) -> tf.Tensor:
-        return tf.map_fn(
-            lambda step: tf.cast(schedule(step), tf.float64), steps, fn_output_signature=tf.float64
-        )
-
-    found = rates(tf.constant(steps, tf.int64)).numpy().tolist()
-    return dict(zip(steps, found, strict=True))

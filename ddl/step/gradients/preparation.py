@@ -36,7 +36,7 @@ def prepare_optimizer(
             f"The optimizer {optimizer.name!r} was created outside the strategy's scope. Create it "
             "under `with strategy.scope():`, like the model."
         )
-    check_unused(optimizer)
+    check_unused(optimizer, variables)
     with strategy.scope():
         optimizer.build(variables)
     optimizer._all_reduce_sum_gradients = lambda gradients_and_variables: gradients_and_variables
