@@ -101,7 +101,7 @@ class LARS(keras.optimizers.SGD):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor."""
-        own = {"trust_coefficient": self.trust_coefficient, "epsilon": self.epsilon}
+        own: dict[str, Any] = {"trust_coefficient": self.trust_coefficient, "epsilon": self.epsilon}
         own |= {"weight_decay": self._decay, "exclude": self._exclude}
         return super().get_config() | own
 

@@ -124,14 +124,14 @@ class LearningRate(Schedule):
             )
         if self.scaling is None or self.scaling == "none":
             return 1.0
-        for name in ("base_batch_size", "global_batch_size"):
-            size = getattr(self, name)
+        sizes = {name: getattr(self, name) for name in ("base_batch_size", "global_batch_size")}
+        for name, size in sizes.items():
             if size is None or not size > 0:
                 raise ConfigError(
                     f"The scaling rule {self.scaling!r} needs {name.upper()} (LearningRate.{name}) "
                     f"greater than 0, got {size}. Set it, or set SCALING_RULE to 'none'."
                 )
-        ratio = self.global_batch_size / self.base_batch_size
+        ratio = sizes["global_batch_size"] / sizes["base_batch_size"]
         return ratio if self.scaling == "linear" else math.sqrt(ratio)
 
     def __call__(self, step: Any) -> tf.Tensor:
@@ -152,7 +152,7 @@ class LearningRate(Schedule):
         """Describes the resolved scaling and warm-up: text by name."""
         found = {}
         if self.scaling is not None:
-            of = self.scaling
+            of: str = self.scaling
             if of != "none":
                 of += f", from batch size {self.base_batch_size:,} to {self.global_batch_size:,}"
             found["learning rate scaling"] = f"× {self.factor:.6g} ({of})"
