@@ -42,21 +42,6 @@ def test_momentum_keeps_the_rate_outside_of_the_velocity(nesterov):
     assert_close(ours, expected)
 
 
-def test_momentum_correction_is_the_factor_of_the_paper():
-    """v ← m·(η_t / η_(t-1))·v + η_t·g, where no rate is zero."""
-    used = [rate for rate in RATES if rate]
-    weights, gradients = drawn(len(used))
-    expected, velocities, now = [], [np.zeros_like(w) for w in weights], weights
-    for step, (rate, each) in enumerate(zip(used, gradients, strict=True)):
-        factor = 0.9 * rate / used[max(step - 1, 0)]
-        velocities = [factor * v + rate * g for v, g in zip(velocities, each, strict=True)]
-        now = [w - v for w, v in zip(now, velocities, strict=True)]
-        expected.append(now)
-    strategy = make_strategy("one_device", 1)
-    ours, _ = updated(strategy, lambda: MomentumSGD(Rates(used), 0.9), weights, gradients)
-    assert_close(ours, expected)
-
-
 def lars(weights, gradients, nesterov=False, epsilon=0.0, kernels=KERNELS):
     """You et al. 2017, algorithm 1."""
     weights = [w.copy() for w in weights]
