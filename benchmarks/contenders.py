@@ -23,7 +23,6 @@ from benchmarks.report import PEERS
 from benchmarks.rivals import WaitForTurn
 from benchmarks.turns import Failed, Turns
 from ddl import distribution
-from ddl.optimizers import FusedAdam
 
 EXAMPLES = 57_600
 Layer = Callable[[float], keras.layers.Layer]
@@ -250,7 +249,7 @@ def _orbit(case: Case, turns: Turns, make_optimizer: Any) -> None:
 
 def adam() -> keras.optimizers.Optimizer:
     """Returns the Adam of ddl's configs."""
-    return FusedAdam()
+    return keras.optimizers.Adam()
 
 
 def build_trainer(case: Case) -> ddl.Trainer:

@@ -36,7 +36,6 @@ from benchmarks.beside_rivals import BARE, DDL, Found
 from benchmarks.report import Bar, Report, plot_of
 from benchmarks.turns import Turns
 from ddl import distribution
-from ddl.optimizers import FusedAdam
 
 TOKENS, POSITIONS, WIDTH, HEADS, BLOCKS = 256, 64, 128, 4, 2
 BATCH, BATCHES = 32, 20
@@ -82,7 +81,7 @@ def ddl_alone(case: Case, turns: Turns, compiled: str = "off") -> None:
     with strategy.scope():
         trainer = ddl.Trainer(
             ddl.LanguageModel(network()),
-            FusedAdam(RATE),
+            keras.optimizers.Adam(RATE),
             dict(zip(("token", "next_token"), data(), strict=True)),
             global_batch_size=BATCH,
             jit_compile=compiled,

@@ -121,7 +121,7 @@ class _Step:
         if "clip_norm" in arguments:
             gradients, _ = tf.clip_by_global_norm(gradients, arguments["clip_norm"])
         rate: Any = RATE
-        if self._row.optimizer in ("FusedAdam", "FusedAdamW", "LAMB"):
+        if self._row.optimizer in ("Adam", "AdamW", "LAMB"):
             rate = self._corrected()
         rule = _RULES[self._row.optimizer]
         for variable, slots, gradient in zip(self._variables, self._slots, gradients, strict=True):
@@ -214,12 +214,12 @@ def _ratio(variable: tf.Variable, other: tf.Tensor) -> tf.Tensor:
 
 
 _RULES: dict[str, Callable[..., None]] = {
-    "FusedAdam": _adam,
-    "FusedAdamW": _adamw,
-    "FusedSGD": _sgd,
+    "Adam": _adam,
+    "AdamW": _adamw,
+    "SGD": _sgd,
     "MomentumSGD": _momentum,
-    "FusedRMSprop": _rmsprop,
-    "FusedAdagrad": _adagrad,
+    "RMSprop": _rmsprop,
+    "Adagrad": _adagrad,
     "LARS": _lars,
     "LAMB": _lamb,
 }

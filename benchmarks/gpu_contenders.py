@@ -27,7 +27,6 @@ from benchmarks.repeats import interleaved, rotated, seconds
 from benchmarks.report import PEERS
 from benchmarks.turns import Failed, Turns
 from ddl import distribution
-from ddl.optimizers import FusedAdam
 from ddl.precision import set_numerics, set_tf32
 
 Window = Callable[[], object]
@@ -88,7 +87,12 @@ def ddl_trainer(case: Case) -> Window:
         task = NextToken(model) if _is_gpt(case) else ddl.Classification(model)
         data = dict(zip(("image", "label"), arrays(case), strict=True))
         trainer = ddl.Trainer(
-            task, FusedAdam(), data, global_batch_size=case.batch, strategy=strategy, **_jit()
+            task,
+            keras.optimizers.Adam(),
+            data,
+            global_batch_size=case.batch,
+            strategy=strategy,
+            **_jit(),
         )
     return lambda: trainer.train(case.steps)
 

@@ -11,7 +11,7 @@ fused batch normalization and max pooling are library calls; the others are kern
 the updates, so that nothing crosses for the condition of the loop.
 
 Each row changes one thing of the first row of its network. The MLP is 784-128-10 with a batch of
-64, float32 and FusedAdam; the CNN has two convolutions with batch normalization; the GPT has two
+64, float32 and Adam; the CNN has two convolutions with batch normalization; the GPT has two
 blocks of width 64; ResNet-50 has images of 64 by 64 and a batch of 32. Rows of an evaluation count
 a batch of it. XLA makes fewer kernels of an update (`--jit_compile`), which a graph does not show.
 
@@ -85,7 +85,7 @@ def update_of(row: Row) -> Any:
             task, data = _task(row)
             trainer = ddl.Trainer(
                 task,
-                getattr(ddl.optimizers, row.optimizer)(1e-3),
+                _optimizer(row.optimizer),
                 data,
                 global_batch_size=row.batch,
                 strategy=strategy,
@@ -93,6 +93,15 @@ def update_of(row: Row) -> Any:
                 **_called(row.arguments),
             )
         return (evaluation_of if row.evaluates else update_of)(trainer, MOST)
+
+
+def _optimizer(name: str) -> Any:
+    import keras
+
+    import ddl
+
+    module = ddl.optimizers if name in ddl.optimizers.__all__ else keras.optimizers
+    return getattr(module, name)(1e-3)
 
 
 def bare_steps_of(row: Row, gathers: bool) -> Any:

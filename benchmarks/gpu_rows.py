@@ -12,7 +12,7 @@ class Row:
       network: "MLP", "CNN", "GPT" or "ResNet-50".
       change: What differs from the first row of the network; "" for that row.
       arguments: Of the Trainer, besides task, data and batch size; functions are called.
-      optimizer: Name of an optimizer of `ddl.optimizers`.
+      optimizer: Name of an optimizer of Keras or of `ddl.optimizers`.
       precision: The number format.
       replicas: Number of replicas.
       task: Arguments of the task; functions are called.
@@ -22,7 +22,7 @@ class Row:
     network: str
     change: str = ""
     arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
-    optimizer: str = "FusedAdam"
+    optimizer: str = "Adam"
     precision: str = "float32"
     replicas: int = 1
     task: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -50,11 +50,11 @@ def _flip_and_shift() -> list[Any]:
 
 
 _OPTIMIZERS = (
-    "FusedSGD",
+    "SGD",
     "MomentumSGD",
-    "FusedAdamW",
-    "FusedRMSprop",
-    "FusedAdagrad",
+    "AdamW",
+    "RMSprop",
+    "Adagrad",
     "LARS",
     "LAMB",
 )

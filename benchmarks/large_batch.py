@@ -88,7 +88,7 @@ def _sgd(rate: Any) -> keras.optimizers.Optimizer:
 
 
 def _corrected(rate: Any) -> keras.optimizers.Optimizer:
-    return MomentumSGD(rate, momentum=0.9, nesterov=True, momentum_correction=True)
+    return MomentumSGD(rate, momentum=0.9, nesterov=True)
 
 
 def _lars(rate: Any) -> keras.optimizers.Optimizer:

@@ -42,7 +42,6 @@ from benchmarks.beside_rivals import BARE, DDL, Found
 from benchmarks.report import Bar, Cell, Report, Spread, Table, plot_of
 from benchmarks.turns import Turns
 from ddl import distribution
-from ddl.optimizers import FusedAdagrad
 
 WIDTH, LOOKUPS, BATCH, BATCHES = 32, 8, 256, 40
 RATE, ACCUMULATOR = 0.05, 0.1
@@ -98,7 +97,7 @@ def _ddl(case: Case, turns: Turns, replicas: int = 1, **arguments: Any) -> None:
     with strategy.scope():
         trainer = ddl.Trainer(
             ddl.Classification(network(case)),
-            FusedAdagrad(RATE),
+            keras.optimizers.Adagrad(RATE),
             data(case),
             global_batch_size=BATCH,
             **arguments,

@@ -96,11 +96,9 @@ def network_and_optimizer(case: Case) -> tuple[Any, Any]:
     """Builds the network and the optimizer. Call it in the scope of a strategy."""
     import keras
 
-    from ddl.optimizers import FusedAdam
-
     keras.utils.set_random_seed(0)
     model = networks.cnn() if case.network == "CNN" else networks.mlp()
-    return model, FusedAdam()
+    return model, keras.optimizers.Adam()
 
 
 def ddl_window(case: Case, strategy: Any) -> Callable[[int], object]:

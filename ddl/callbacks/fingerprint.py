@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ddl.optimizers.named import by_name
+from ddl.optimizers.groups import by_name
 from ddl.tasks.parts import copies_of, layers_of, own_variables_of, variables_of
 from ddl.training.trainer import Trainer
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 from ddl.checkpoints.contents import model_parts, saved_variables
 from ddl.checkpoints.of_callbacks import parts_of_callbacks
 from ddl.checkpoints.slots import with_whole_slots
-from ddl.optimizers.named import ONLY, by_name
+from ddl.optimizers.groups import ONLY, by_name
 from ddl.optimizers.plateau import plateaus_of
 from ddl.training.trainer import Trainer
 

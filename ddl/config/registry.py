@@ -29,7 +29,7 @@ _OTHERS = (
     "ddl.optimizers.learning_rate:LearningRate",
     "ddl.optimizers.lengths:epochs_to_steps steps_after_warmup warmup_steps",
     "ddl.optimizers.plateau:ReduceOnPlateau",
-    "ddl.optimizers.schedules:CosineWithRestarts OneCycle ReciprocalSquareRoot StepDecay",
+    "ddl.optimizers.schedules:OneCycle ReciprocalSquareRoot StepDecay",
     "ddl.precision:set_numerics",
     "ddl.run.plan:RunPlan",
     "ddl.run.predicting.settings:Predictions",

@@ -1,8 +1,8 @@
-"""Exclusion of biases and normalization parameters from weight decay and layer-wise rates.
+"""Choice of variables by patterns of their paths, and exclusion from weight decay.
 
-These parameters are few and set the scale of the activations. Weight decay on them has no benefit
-(Goyal et al. 2017, section 5.1, apply none to batch normalization), and their norms say nothing
-about how far a layer may move in one update.
+Biases and normalization parameters are few and set the scale of the activations. Weight decay on
+them has no benefit (Goyal et al. 2017, section 5.1, apply none to batch normalization), and their
+norms say nothing about how far a layer may move in one update.
 """
 
 import re
@@ -15,11 +15,10 @@ from ddl.errors import ConfigError, check_no_text
 BIAS_AND_NORMALIZATION = (r"(^|/)(bias|beta|gamma|scale)$",)
 """Patterns of the paths of biases and normalization parameters in Keras's layers."""
 
-# Paths of variables that an error lists.
-_MOST_SHOWN = 40
+_MOST_SHOWN = 40  # paths that an error lists
 
 
-def excluded(
+def matching(
     variables: Sequence[keras.Variable], patterns: Sequence[str] | None, argument: str
 ) -> frozenset[int]:
     """Finds the variables whose paths match any of the patterns.
@@ -39,19 +38,17 @@ def excluded(
     found: set[int] = set()
     for pattern in BIAS_AND_NORMALIZATION if patterns is None else patterns:
         try:
-            expression = re.compile(pattern)
-        except re.error as error:
+            places = {n for n, v in enumerate(variables) if re.search(pattern, v.path)}
+        except (re.error, TypeError) as error:
             raise ConfigError(
                 f"{argument} must contain regular expressions, got {pattern!r} ({error}). Correct "
                 "the pattern; re.escape makes one of a path."
             ) from error
-        places = {place for place, v in enumerate(variables) if expression.search(v.path)}
         if not places and patterns is not None:
-            paths = [variable.path for variable in variables]
-            more = f" and {len(paths) - _MOST_SHOWN:,} more" if len(paths) > _MOST_SHOWN else ""
+            paths = ", ".join(variable.path for variable in variables[:_MOST_SHOWN])
             raise ConfigError(
                 f"{argument}: each pattern must match a variable, but the pattern {pattern!r} "
-                f"matches none of {', '.join(paths[:_MOST_SHOWN])}{more}. Correct or remove it."
+                f"matches none of {len(variables):,}: {paths}. Correct or remove it."
             )
         found |= places
     return frozenset(found)
@@ -84,20 +81,16 @@ def exclude_from_weight_decay(
             f"{optimizer.name!r} has none. Set weight_decay, or remove exclude_from_weight_decay. "
             "LARS and LAMB take `exclude` instead."
         )
-
-    def exclude(variables: Sequence[keras.Variable]) -> None:
-        places = excluded(variables, patterns, "exclude_from_weight_decay.patterns")
-        optimizer.exclude_from_weight_decay([variables[place] for place in places])
-
-    if optimizer.built:
-        exclude(optimizer._trainable_variables)
-        return optimizer
     build = optimizer.build
 
     def build_and_exclude(variables: Sequence[keras.Variable]) -> None:
         # Keras may call `build` again on a built optimizer; the call has no effect.
         build(variables)
-        exclude(variables)
+        places = matching(variables, patterns, "exclude_from_weight_decay.patterns")
+        optimizer.exclude_from_weight_decay([variables[place] for place in places])
 
-    optimizer.build = build_and_exclude
+    if optimizer.built:
+        build_and_exclude(optimizer._trainable_variables)
+    else:
+        optimizer.build = build_and_exclude
     return optimizer

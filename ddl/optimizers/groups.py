@@ -1,19 +1,16 @@
-"""Parameter groups: one gradient, and an optimizer for each group of variables."""
+"""The optimizers of a Trainer: one, a dict of several by name, or parameter groups."""
 
 import dataclasses
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import keras
 
-from ddl.errors import ConfigError, did_you_mean
+from ddl.errors import ConfigError, check_no_text
+from ddl.optimizers.exclusions import matching
 
 ONLY = "optimizer"
 """Name of the optimizer of a Trainer that was given one without a name."""
-
-_MOST_PATHS = 40
-"""Most variables that an error lists."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +26,7 @@ class Group:
         its schedule and warm-up begin at this step. 0 means from the start.
 
     Raises:
-      ConfigError: If `frozen_until` is negative, or a pattern is not a regular expression.
+      ConfigError: If `variables` is a text.
     """
 
     optimizer: keras.optimizers.Optimizer
@@ -37,24 +34,7 @@ class Group:
     frozen_until: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.variables, str):
-            raise ConfigError(
-                f"Group.variables must be a list of patterns, got the text {self.variables!r}. "
-                f"Write [{self.variables!r}]."
-            )
-        if self.frozen_until < 0 or self.frozen_until % 1:
-            raise ConfigError(
-                "Group.frozen_until must be an integer of at least 0, the number of a step, got "
-                f"{self.frozen_until}."
-            )
-        for pattern in self.variables or ():
-            try:
-                re.compile(pattern)
-            except (re.error, TypeError) as error:
-                raise ConfigError(
-                    f"Group.variables must contain regular expressions, got {pattern!r} ({error}). "
-                    "Correct the pattern; re.escape makes one of a path."
-                ) from error
+        check_no_text("Group.variables", self.variables)
 
 
 class ParameterGroups:
@@ -91,29 +71,27 @@ class ParameterGroups:
                 f"{groups!r:.80}. Write, for example, {{'backbone': Group(SGD(0.1), ['^conv']), "
                 "'head': SGD(1.0)}."
             )
+        self.groups: dict[str, Group] = {}
         for name, group in groups.items():
-            check_name("ParameterGroups", name, "backbone")
+            _check_name("ParameterGroups", name, "backbone")
             if not isinstance(group, Group | keras.optimizers.Optimizer):
                 raise ConfigError(
                     f"ParameterGroups: the group {name!r} must be a Group or a Keras optimizer, "
                     f"got {group!r:.80}. Pass an instance; in a config, write @Group() with "
                     "parentheses."
                 )
-        self.groups = {
-            name: group if isinstance(group, Group) else Group(group)
-            for name, group in groups.items()
-        }
+            self.groups[name] = group if isinstance(group, Group) else Group(group)
         rest = [name for name, group in self.groups.items() if group.variables is None]
         if len(rest) > 1:
             raise ConfigError(
                 f"ParameterGroups: the groups {', '.join(rest)} both take the variables that no "
                 "other group names. Give all but one of them Group.variables."
             )
-        if len({id(group.optimizer) for group in self.groups.values()}) < len(self.groups):
-            raise ConfigError(
-                f"ParameterGroups: each of {', '.join(self.groups)} needs an optimizer of its own, "
-                "but two are the same object. In gin, use a scope for each: @backbone/SGD()."
-            )
+        _check_own("ParameterGroups", self.groups, list(self.groups.values()))
+
+
+OptimizerOrGroups: TypeAlias = keras.optimizers.Optimizer | ParameterGroups
+Optimizers: TypeAlias = OptimizerOrGroups | Mapping[str, OptimizerOrGroups]
 
 
 def assign(
@@ -126,93 +104,138 @@ def assign(
       variables: All variables to distribute.
 
     Raises:
-      ConfigError: If a pattern matches no variable, a variable belongs to no group or to two, or a
-        group has no variables.
+      ConfigError: If a pattern is invalid or matches no variable, a variable belongs to no
+        group or to two, or a group has no variables.
     """
-    groups_of = {id(variable): _matching(groups, variable.path) for variable in variables}
-    _check_patterns(groups, groups_of.values(), variables)
+    places = {
+        name: matching(variables, group.variables, f"Group.variables of the group {name!r}")
+        for name, group in groups.items()
+        if group.variables is not None
+    }
     found: dict[str, list[keras.Variable]] = {name: [] for name in groups}
-    rest = next((name for name, group in groups.items() if group.variables is None), None)
-    for variable in variables:
-        names = list(dict.fromkeys(name for name, _ in groups_of[id(variable)]))
+    rest = [name for name in groups if name not in places]
+    for place, variable in enumerate(variables):
+        names = [name for name, own in places.items() if place in own]
         if len(names) > 1:
             raise ConfigError(
                 f"The variable {variable.path} belongs to the parameter groups "
                 f"{' and '.join(names)}. Make the patterns of Group.variables exclude each other."
             )
-        if not names and rest is None:
+        if not names and not rest:
             raise ConfigError(
                 f"The variable {variable.path} belongs to none of the parameter groups "
                 f"{', '.join(groups)}. Add a pattern for it, set one group's variables to None to "
                 "take the remaining variables, or freeze its layer with trainable = False."
             )
-        found[names[0] if names else str(rest)].append(variable)
+        found[(names or rest)[0]].append(variable)
     for name, own in found.items():
         if not own:
             raise ConfigError(
-                f"The parameter group {name!r} has no variables: other groups name all of "
-                f"{_paths(variables)}. Remove the group."
+                f"The parameter group {name!r} has no variables: other groups name them all, or "
+                "its list is empty. Remove the group, or correct Group.variables."
             )
     return found
 
 
-def _matching(groups: Mapping[str, Group], path: str) -> list[tuple[str, str]]:
-    """Returns group and pattern of each pattern that matches the path of a variable."""
-    return [
-        (name, pattern)
-        for name, group in groups.items()
-        for pattern in group.variables or ()
-        if re.search(pattern, path)
-    ]
+def from_keras_name(optimizer: Any, strategy: Any) -> Any:
+    """Returns an optimizer given by Keras's name, such as "adam", with Keras's default arguments.
 
+    Args:
+      optimizer: The name; optimizers, parameter groups and dicts of them are returned as they are.
+      strategy: Strategy in whose scope the optimizer is created.
 
-def _check_patterns(
-    groups: Mapping[str, Group],
-    matches: Iterable[list[tuple[str, str]]],
-    variables: Sequence[keras.Variable],
-) -> None:
-    """Raises ConfigError if a pattern matches no variable, or a group has an empty list."""
-    matched = {match for of_variable in matches for match in of_variable}
-    unmatched = []
-    for name, group in groups.items():
-        if group.variables is not None and not group.variables:
+    Raises:
+      ConfigError: If it is something else, or Keras has no optimizer of this name.
+    """
+    if isinstance(optimizer, str):
+        try:
+            with strategy.scope():
+                return keras.optimizers.get(optimizer)
+        except ValueError as error:
             raise ConfigError(
-                f"Group.variables of the parameter group {name!r} must have at least one pattern, "
-                "or be None for the variables that no other group names, got an empty list."
+                "Trainer.optimizer must be an optimizer, or the name of one of Keras's, such as "
+                f"'adam' or 'sgd', got {optimizer!r:.60}. Correct the name, or pass an instance."
+            ) from error
+    for name, one in optimizer.items() if isinstance(optimizer, Mapping) else [(ONLY, optimizer)]:
+        if not isinstance(one, OptimizerOrGroups):
+            where = "Trainer.optimizer" if name == ONLY else f"Trainer.optimizer[{name!r}]"
+            raise ConfigError(
+                f"{where} must be a Keras optimizer, got {one!r:.80}. Pass an instance, such as "
+                "keras.optimizers.Adam(1e-3), or a dict of instances by the names that a step uses."
             )
-        unmatched += [(name, p) for p in group.variables or () if (name, p) not in matched]
-    if not unmatched:
-        return
-    parts = {part for variable in variables for part in variable.path.split("/")}
-    given = []
-    for name, pattern in unmatched:
-        near = did_you_mean(re.sub(r"\W", "", pattern), parts)
-        given.append(
-            f"The pattern {pattern!r} of the parameter group {name!r} matches no trained "
-            f"variable.{near}"
-        )
-    raise ConfigError(
-        "\n".join(given) + f"\nThe trained variables are {_paths(variables)}. Correct the pattern, "
-        "or remove it."
-    )
+    return optimizer
 
 
-def _paths(variables: Sequence[keras.Variable]) -> str:
-    """Returns the paths of variables; of many, the first."""
-    paths = [variable.path for variable in variables]
-    more = f" and {len(paths) - _MOST_PATHS:,} more" if len(paths) > _MOST_PATHS else ""
-    return ", ".join(paths[:_MOST_PATHS]) + more
+def groups_by_name(optimizer: Any) -> dict[str, dict[str, Group]]:
+    """Returns, for each name that a step can use, the groups of variables by the optimizer's name.
+
+    Args:
+      optimizer: An optimizer, parameter groups, or a dict from name to one of these.
+
+    Returns:
+      An optimizer without groups has one group, which takes all variables and has its name. The
+      optimizers of parameter groups are named after the groups, as "GROUP" or "NAME/GROUP".
+
+    Raises:
+      ConfigError: If the dict is empty, a name is not allowed, or an optimizer is there twice.
+    """
+    if not isinstance(optimizer, Mapping):
+        return {ONLY: _groups(ONLY, optimizer)}
+    if not optimizer:
+        raise ConfigError("Trainer.optimizer must hold at least one optimizer, got an empty dict.")
+    for name in optimizer:
+        _check_name("Trainer.optimizer", name, "generator")
+    found = {name: _groups(name, one) for name, one in optimizer.items()}
+    every = [group for groups in found.values() for group in groups.values()]
+    _check_own("Trainer.optimizer", optimizer, every)
+    return found
 
 
-def check_name(where: str, name: Any, example: str) -> None:
-    """Raises ConfigError if the name of an optimizer or group is no word, or "optimizer"."""
-    if name == ONLY:
+def by_name(optimizer: Any) -> dict[str, Any]:
+    """Returns the optimizers by name, with those of parameter groups; a single one by `ONLY`.
+
+    The argument, the names and the errors are those of `groups_by_name`.
+    """
+    return {name: group.optimizer for name, group in _every_group(optimizer)}
+
+
+def frozen_until(optimizer: Any) -> dict[str, int]:
+    """Returns the step from which each optimizer updates its variables, by its name."""
+    return {name: group.frozen_until for name, group in _every_group(optimizer)}
+
+
+def figure(kind: str, name: str) -> str:
+    """Returns the name of an optimizer's figure, such as "learning_rate" or "learning_rate/NAME".
+
+    Args:
+      kind: Kind of the figure.
+      name: Name of the optimizer.
+    """
+    return kind if name == ONLY else f"{kind}/{name}"
+
+
+def _every_group(optimizer: Any) -> list[tuple[str, Group]]:
+    return [pair for groups in groups_by_name(optimizer).values() for pair in groups.items()]
+
+
+def _groups(name: str, optimizer: Any) -> dict[str, Group]:
+    if not isinstance(optimizer, ParameterGroups):
+        return {name: Group(optimizer)}
+    prefix = "" if name == ONLY else f"{name}/"
+    return {f"{prefix}{group}": own for group, own in optimizer.groups.items()}
+
+
+def _check_name(where: str, name: Any, example: str) -> None:
+    if name == ONLY or not isinstance(name, str) or not name.isidentifier():
         raise ConfigError(
-            f"{where}: {ONLY!r} cannot be the name of an optimizer in a dict. Name it by what it "
-            f'updates, such as "{example}".'
+            f"{where}: a name must be a word of letters, digits and underscores other than "
+            f'{ONLY!r}, such as "{example}", got {name!r}.'
         )
-    if not isinstance(name, str) or not name.isidentifier():
+
+
+def _check_own(where: str, names: Any, groups: Sequence[Group]) -> None:
+    if len({id(group.optimizer) for group in groups}) < len(groups):
         raise ConfigError(
-            f"{where}: a name must be a word of letters, digits and underscores, such as "
-            f'"{example}", got {name!r}.'
+            f"{where}: each of {', '.join(names)} needs an optimizer of its own, but two are the "
+            "same object. In gin, use a scope for each: @generator/Adam()."
         )

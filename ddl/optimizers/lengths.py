@@ -6,9 +6,8 @@ STEPS_PER_EPOCH and TOTAL_STEPS, which the run sets once the data are loaded.
 
 import math
 from collections.abc import Sequence
-from typing import overload
+from typing import Any, overload
 
-from ddl.choices import LARGEST_STEP
 from ddl.errors import ConfigError
 
 
@@ -16,9 +15,7 @@ from ddl.errors import ConfigError
 def epochs_to_steps(epochs: float, steps_per_epoch: int | None) -> int: ...
 @overload
 def epochs_to_steps(epochs: Sequence[float], steps_per_epoch: int | None) -> list[int]: ...
-def epochs_to_steps(
-    epochs: float | Sequence[float], steps_per_epoch: int | None
-) -> int | list[int]:
+def epochs_to_steps(epochs: Any, steps_per_epoch: int | None) -> Any:
     """Converts epochs, one number or several, to updates; fractions round up to whole batches.
 
     Any number of epochs above 0 is at least one update.
@@ -31,7 +28,7 @@ def epochs_to_steps(
       The number of updates; a list for a sequence of epochs.
 
     Raises:
-      ConfigError: If a number of epochs is negative, infinite or beyond 2^53 updates, or
+      ConfigError: If a number of epochs is negative or infinite, or
         `steps_per_epoch` is missing.
     """
     if steps_per_epoch is None:
@@ -52,7 +49,7 @@ def warmup_steps(
       steps_per_epoch: Updates per pass over the training data; required with `epochs`.
 
     Raises:
-      ConfigError: If both lengths are given, one is negative, or `steps` is not whole.
+      ConfigError: If both lengths are given, or `epochs` is negative.
     """
     if steps is not None and epochs is not None:
         raise ConfigError(
@@ -60,14 +57,7 @@ def warmup_steps(
             "of them to None."
         )
     if epochs is not None:
-        if steps_per_epoch is None:
-            raise _missing("warmup_steps.steps_per_epoch", "STEPS_PER_EPOCH")
-        (steps,) = epochs_to_steps([epochs], steps_per_epoch)
-    if steps is not None and (steps < 0 or steps % 1):
-        raise ConfigError(
-            f"WARMUP_STEPS (warmup_steps.steps) must be an integer of at least 0, got {steps}. Set "
-            "0 for no warm-up, or WARMUP_EPOCHS for a length in epochs."
-        )
+        return epochs_to_steps(epochs, steps_per_epoch)
     return steps or 0
 
 
@@ -106,9 +96,4 @@ def _steps(epochs: float, steps_per_epoch: int) -> int:
         )
     # 1.1 epochs of 110 steps are 121, but 1.1 * 110 > 121 in floating point.
     steps = math.ceil(round(epochs * steps_per_epoch, 6))
-    if steps > LARGEST_STEP:
-        raise ConfigError(
-            f"The number of epochs must be at most {LARGEST_STEP // steps_per_epoch:,}, which are "
-            f"2^53 updates, got {epochs}. Set fewer."
-        )
     return max(steps, 1) if epochs else 0

@@ -39,19 +39,15 @@ class LossWeight:
           ConfigError: If it is something else, or a `ReduceOnPlateau`, which follows an optimizer.
         """
         is_number = isinstance(schedule, int | float) and math.isfinite(schedule)
-        if not (is_number or isinstance(schedule, LearningRateSchedule)):
+        of_step = isinstance(schedule, LearningRateSchedule) and not hasattr(schedule, "observe")
+        if not (is_number or of_step):
             raise ConfigError(
-                "LossWeight.schedule must be a number or a schedule, such as PolynomialDecay, got "
-                f"{schedule!r:.80}. In gin, write @PolynomialDecay(), with parentheses."
-            )
-        if hasattr(schedule, "observe"):
-            raise ConfigError(
-                f"LossWeight.schedule must be a function of the step, got a "
-                f"{type(schedule).__name__}, which follows the evaluations of an optimizer. Use "
-                "another schedule, such as PiecewiseConstantDecay."
+                "LossWeight.schedule must be a number or a schedule of the step, such as "
+                f"PolynomialDecay, got {schedule!r:.80}. In gin, write @PolynomialDecay(), with "
+                "parentheses."
             )
         self.schedule = schedule
-        self._in_float64 = in_float64(schedule)
+        self._weight = in_float64(schedule)
 
     def __call__(self, step: tf.Tensor | None = None) -> tf.Tensor:
         """Returns the weight, Keras's floatx []. In a loss, or anywhere with a step.
@@ -71,8 +67,7 @@ class LossWeight:
                     "step, pass update.step; elsewhere, pass a number."
                 )
             step = tf.zeros([], tf.int64) if current.step is None else current.step
-        weight = self._in_float64
-        value = weight(step) if callable(weight) else np.float64(weight)
+        value = self._weight(step) if callable(self._weight) else np.float64(self._weight)
         return tf.cast(value, keras.config.floatx())
 
 

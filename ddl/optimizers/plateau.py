@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from ddl.errors import ConfigError
 from ddl.figures import Direction, direction_of
+from ddl.optimizers.groups import Optimizers, by_name
 from ddl.optimizers.learning_rate import LearningRate, Rate, in_float64
-from ddl.optimizers.named import Optimizers, by_name
-from ddl.optimizers.schedule import Schedule
+from ddl.optimizers.schedules import Schedule
 
 
 @keras.saving.register_keras_serializable("ddl")
@@ -20,15 +20,14 @@ class ReduceOnPlateau(Schedule):
     He et al. 2016, "Deep residual learning", section 3.4, divide by 10 "when the error plateaus".
     The rule is that of Keras's callback `ReduceLROnPlateau`. An evaluation improves if it beats the
     best one so far by more than `min_delta`. After `patience` evaluations in a row without
-    improvement the rate is reduced. Evaluations during the `cooldown` do not count, except the
-    last one, as in Keras: a cooldown of 1 has no effect.
+    improvement the rate is reduced.
 
     It is the outermost schedule, around a `LearningRate`. Build it in the strategy's scope, like
     the optimizer: its state is in variables, which the trainer's checkpoints include.
 
     Attributes:
       state: Variables [] by name: `best` (float64, NaN before the first evaluation), `not_better`,
-        `cooling_down`, `reductions` and `reduced_at` (int64).
+        `reductions` and `reduced_at` (int64).
     """
 
     def __init__(
@@ -39,8 +38,6 @@ class ReduceOnPlateau(Schedule):
         factor: float = 0.1,
         patience: int = 3,
         min_delta: float = 0.0,
-        cooldown: int = 0,
-        min_share: float = 0.0,
         mode: Direction | None = None,
     ):
         """Initializes the schedule and creates its variables, in the strategy's scope.
@@ -51,9 +48,6 @@ class ReduceOnPlateau(Schedule):
           factor: Factor of each reduction, between 0 and 1, both excluded.
           patience: Evaluations in a row without improvement before a reduction, at least 1.
           min_delta: Smallest improvement that counts, at least 0.
-          cooldown: Number of evaluations that a cooldown lasts after a reduction, at least 0; see
-            above.
-          min_share: Lower limit of the rate as a fraction of `schedule`, in [0, 1).
           mode: Whether higher ("max") or lower ("min") values are better; None for the loss or an
             accuracy.
 
@@ -65,17 +59,9 @@ class ReduceOnPlateau(Schedule):
             raise ConfigError(
                 f"ReduceOnPlateau.factor must be between 0 and 1, both excluded, got {factor}."
             )
-        for name, value, least in (
-            ("patience", patience, 1),
-            ("min_delta", min_delta, 0),
-            ("cooldown", cooldown, 0),
-        ):
+        for name, value, least in (("patience", patience, 1), ("min_delta", min_delta, 0)):
             if not value >= least:
                 raise ConfigError(f"ReduceOnPlateau.{name} must be at least {least}, got {value}.")
-        if not 0 <= min_share < 1:
-            raise ConfigError(
-                f"ReduceOnPlateau.min_share must be at least 0 and below 1, got {min_share}."
-            )
         if isinstance(schedule, (int, float)):
             LearningRate(schedule)  # raises unless it is positive and finite
         self.schedule = schedule
@@ -83,15 +69,12 @@ class ReduceOnPlateau(Schedule):
         self.factor = factor
         self.patience = patience
         self.min_delta = min_delta
-        self.cooldown = cooldown
-        self.min_share = min_share
         self.mode = mode
         self._lower_is_better = direction_of(metric, mode, "ReduceOnPlateau.mode") == "min"
         self._in_float64 = in_float64(schedule)
         self.state = {
             "best": tf.Variable(math.nan, trainable=False, dtype=tf.float64),
             "not_better": tf.Variable(0, trainable=False, dtype=tf.int64),
-            "cooling_down": tf.Variable(0, trainable=False, dtype=tf.int64),
             "reductions": tf.Variable(0, trainable=False, dtype=tf.int64),
             "reduced_at": tf.Variable(0, trainable=False, dtype=tf.int64),
         }
@@ -105,7 +88,7 @@ class ReduceOnPlateau(Schedule):
         step = tf.cast(step, tf.int64)
         not_yet = tf.cast(step < self.state["reduced_at"], tf.int64)
         reductions = tf.cast(self.state["reductions"] - not_yet, tf.float64)
-        share = tf.maximum(tf.constant(self.factor, tf.float64) ** reductions, self.min_share)
+        share = tf.constant(self.factor, tf.float64) ** reductions
         rate = self._in_float64
         return share * tf.cast(rate(step) if callable(rate) else rate, tf.float64)
 
@@ -121,25 +104,19 @@ class ReduceOnPlateau(Schedule):
         Returns:
           Whether the rate was reduced.
         """
-        state = {name: variable.numpy() for name, variable in self.state.items()}
-        best, cooling_down = state["best"], state["cooling_down"]
-        not_better = state["not_better"]
-        if cooling_down:
-            cooling_down, not_better = cooling_down - 1, 0
+        best, not_better = (self.state[name].numpy() for name in ("best", "not_better"))
         gain = best - value if self._lower_is_better else value - best
         if math.isnan(best) or gain > self.min_delta:
             best, not_better = value, 0
-        elif not cooling_down:
+        else:
             not_better += 1
-        at_its_least = self.factor ** state["reductions"] <= self.min_share
-        reduces = bool(not_better >= self.patience and not at_its_least)
+        reduces = bool(not_better >= self.patience)
         if reduces:
             self.state["reductions"].assign_add(1)
             self.state["reduced_at"].assign(step)
-            not_better, cooling_down = 0, self.cooldown
+            not_better = 0
         self.state["best"].assign(best)
         self.state["not_better"].assign(not_better)
-        self.state["cooling_down"].assign(cooling_down)
         return reduces
 
     def description(self) -> str:
@@ -167,9 +144,3 @@ def plateau_of(optimizer: keras.optimizers.Optimizer) -> ReduceOnPlateau | None:
     """Returns the `ReduceOnPlateau` of an optimizer, or None."""
     learning_rate = optimizer._learning_rate
     return learning_rate if isinstance(learning_rate, ReduceOnPlateau) else None
-
-
-def rate_without_plateau(optimizer: keras.optimizers.Optimizer) -> Any:
-    """Returns an optimizer's learning rate without the `ReduceOnPlateau` around it."""
-    plateau = plateau_of(optimizer)
-    return plateau.schedule if plateau else optimizer._learning_rate

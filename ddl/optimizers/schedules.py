@@ -1,14 +1,41 @@
 """Learning rate schedules that Keras lacks, in float64, over updates counted from 0."""
 
+import inspect
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Self
 
 import keras
 import tensorflow as tf
+from keras.optimizers.schedules import LearningRateSchedule
 
-from ddl.errors import ConfigError, check_choice
-from ddl.optimizers.schedule import Schedule
+from ddl.errors import ConfigError
+
+
+class Schedule(LearningRateSchedule):
+    """A schedule that keeps each argument of its constructor on an attribute of the same name."""
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor, without any state, for `from_config`."""
+        names = list(inspect.signature(type(self).__init__).parameters)[1:]
+        config = {name: getattr(self, name) for name in names}
+        return {
+            name: keras.optimizers.schedules.serialize(value)
+            if isinstance(value, LearningRateSchedule)
+            else value
+            for name, value in config.items()
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """Builds a schedule in its initial state from the result of `get_config`."""
+        arguments = {
+            name: keras.optimizers.schedules.deserialize(value)
+            if isinstance(value, dict)
+            else value
+            for name, value in config.items()
+        }
+        return cls(**arguments)
 
 
 @keras.saving.register_keras_serializable("ddl")
@@ -54,68 +81,6 @@ class StepDecay(Schedule):
 
 
 @keras.saving.register_keras_serializable("ddl")
-class CosineWithRestarts(Schedule):
-    """Cosine decay with warm restarts: Loshchilov & Hutter 2017, "SGDR".
-
-    Period i has length T·m^i. After a fraction x of period i the rate is
-    η · (a + (1 − a) · p^i · (1 + cos πx) / 2), with T `first_decay_steps`, m `t_mul`, p `m_mul` and
-    a `alpha`. The arguments are those of Keras's `CosineDecayRestarts`, which misses some restarts
-    in float64.
-    """
-
-    def __init__(
-        self,
-        initial_learning_rate: float,
-        first_decay_steps: int,
-        t_mul: float = 2.0,
-        m_mul: float = 1.0,
-        alpha: float = 0.0,
-    ):
-        """Initializes the schedule.
-
-        Args:
-          initial_learning_rate: η, more than 0.
-          first_decay_steps: T, length of the first period in updates, more than 0.
-          t_mul: m, factor of the length from one period to the next, at least 1.
-          m_mul: p, factor of the peak from one period to the next, more than 0.
-          alpha: a, the lowest rate as a fraction of η, from 0 to 1.
-
-        Raises:
-          ConfigError: If a number is out of range.
-        """
-        _check_positive(
-            initial_learning_rate=initial_learning_rate,
-            first_decay_steps=first_decay_steps,
-            m_mul=m_mul,
-        )
-        if not 1 <= t_mul < math.inf:
-            raise ConfigError(f"CosineWithRestarts.t_mul must be at least 1, got {t_mul}.")
-        if not 0 <= alpha <= 1:
-            raise ConfigError(f"CosineWithRestarts.alpha must be from 0 to 1, got {alpha}.")
-        self.initial_learning_rate = initial_learning_rate
-        self.first_decay_steps = first_decay_steps
-        self.t_mul = t_mul
-        self.m_mul = m_mul
-        self.alpha = alpha
-
-    def __call__(self, step: Any) -> tf.Tensor:
-        """Returns the rate of update `step` (int [], counted from 0): float64 []."""
-        done = tf.cast(step, tf.float64) / self.first_decay_steps
-        if self.t_mul == 1:
-            period = tf.floor(done)
-            share = done - period
-        else:
-            # At the start of a period, rounding errors are a few bits, far less than one step.
-            near = tf.round(tf.math.log1p(done * (self.t_mul - 1)) / math.log(self.t_mul))
-            begins_near = (self.t_mul**near - 1) / (self.t_mul - 1)
-            period = tf.where(done < begins_near * (1 - 1e-12), near - 1, near)
-            begins = (self.t_mul**period - 1) / (self.t_mul - 1)
-            share = tf.maximum(done - begins, 0) / self.t_mul**period
-        cosine = self.m_mul**period * (1 + tf.cos(math.pi * share)) / 2
-        return self.initial_learning_rate * (self.alpha + (1 - self.alpha) * cosine)
-
-
-@keras.saving.register_keras_serializable("ddl")
 class ReciprocalSquareRoot(Schedule):
     """Reciprocal square root decay: the rate of update s is η / √(1 + s / timescale).
 
@@ -151,8 +116,8 @@ class OneCycle(Schedule):
     """One-cycle schedule: Smith & Topin 2018, "Super-convergence".
 
     With x = s / decay_steps at update s, the rate rises from `initial_share` · η at x = 0 to η at
-    x = `rise`, then falls to `final_share` · η at x = 1 and stays there. Each part is half a cosine
-    or linear. The momentum is not changed.
+    x = `rise`, then falls to `final_share` · η at x = 1 and stays there. Each part is half a
+    cosine. The momentum is not changed.
     """
 
     def __init__(
@@ -162,7 +127,6 @@ class OneCycle(Schedule):
         rise: float = 0.3,
         initial_share: float = 0.04,
         final_share: float = 4e-6,
-        shape: Literal["cosine", "linear"] = "cosine",
     ):
         """Initializes the schedule.
 
@@ -172,39 +136,32 @@ class OneCycle(Schedule):
           rise: Fraction of the cycle in which the rate rises, between 0 and 1, both excluded.
           initial_share: First rate as a fraction of η, from 0 to 1.
           final_share: Last rate as a fraction of η, from 0 to 1.
-          shape: Interpolation of both parts: half a cosine, or linear.
 
         Raises:
-          ConfigError: If a number is out of range, or the shape is unknown.
+          ConfigError: If a number is out of range.
         """
         _check_positive(peak_learning_rate=peak_learning_rate, decay_steps=decay_steps)
-        check_choice("OneCycle.shape", shape, ("cosine", "linear"))
-        shares = {"rise": rise, "initial_share": initial_share, "final_share": final_share}
-        for name, share in shares.items():
-            if not 0 <= share <= 1 or (name == "rise" and share in (0, 1)):
-                raise ConfigError(
-                    f"OneCycle.{name} must be "
-                    f"{'between 0 and 1, both excluded' if name == 'rise' else 'from 0 to 1'}, got "
-                    f"{share}."
-                )
+        if not (0 < rise < 1 and 0 <= initial_share <= 1 and 0 <= final_share <= 1):
+            raise ConfigError(
+                "OneCycle.rise must be between 0 and 1, both excluded, and initial_share and "
+                f"final_share from 0 to 1, got {rise}, {initial_share} and {final_share}."
+            )
         self.peak_learning_rate = peak_learning_rate
         self.decay_steps = decay_steps
         self.rise = rise
         self.initial_share = initial_share
         self.final_share = final_share
-        self.shape = shape
 
     def __call__(self, step: Any) -> tf.Tensor:
         """Returns the rate of update `step` (int [], counted from 0): float64 []."""
         done = tf.minimum(tf.cast(step, tf.float64) / self.decay_steps, 1.0)
-        up = self._between(self.initial_share, 1.0, done / self.rise)
-        down = self._between(1.0, self.final_share, (done - self.rise) / (1 - self.rise))
+        up = _half_cosine(self.initial_share, 1.0, done / self.rise)
+        down = _half_cosine(1.0, self.final_share, (done - self.rise) / (1 - self.rise))
         return self.peak_learning_rate * tf.where(done < self.rise, up, down)
 
-    def _between(self, first: float, last: float, done: tf.Tensor) -> tf.Tensor:
-        if self.shape == "cosine":
-            done = (1 - tf.cos(math.pi * done)) / 2
-        return first + (last - first) * done
+
+def _half_cosine(first: float, last: float, done: tf.Tensor) -> tf.Tensor:
+    return first + (last - first) * (1 - tf.cos(math.pi * done)) / 2
 
 
 def _check_positive(**numbers: float) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError, TrainingDiverged
-from ddl.optimizers.named import by_name
+from ddl.optimizers.groups import by_name
 from ddl.training.trainer import Trainer
 
 _FEWEST = 10

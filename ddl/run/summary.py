@@ -10,7 +10,7 @@ from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.devices import describe_devices
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError
-from ddl.optimizers.named import ONLY, by_name, frozen_until
+from ddl.optimizers.groups import ONLY, by_name, frozen_until
 from ddl.run.checks.gpu_notes import gpu_notes
 from ddl.run.checks.learning_rate import learning_rate_summary
 from ddl.run.checks.servers import bytes_of_servers, unevenly_held

@@ -15,8 +15,8 @@ from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.layers.normalization import take_over_moments
-from ddl.optimizers.named import Optimizers, by_name, groups_by_name
-from ddl.optimizers.rows.sparse_updates import variables_by_rows
+from ddl.optimizers.fused import updates_rows
+from ddl.optimizers.groups import Optimizers, by_name, groups_by_name
 from ddl.precision import LossScale
 from ddl.random import seed_by_replica
 from ddl.seeds import hashed
@@ -306,7 +306,12 @@ def _update(
         own=[v for v in plan.own if id(v) not in {id(t.value) for t in plan.trained}],
         complete=plan.known(layers) if has_step(task) else frozen_variables(layers),
         remat=Parts(options.remat, task, strategy) if options.remat else None,
-        by_rows=variables_by_rows(optimizers, plan.variables),
+        by_rows={
+            id(variable)
+            for name, own in plan.variables.items()
+            if updates_rows(optimizers[name])
+            for variable in own
+        },
     )
     return UpdateStep(
         plan=plan,

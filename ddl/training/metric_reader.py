@@ -4,7 +4,7 @@ from absl import logging
 
 from ddl.errors import DataError
 from ddl.figures import GRADIENT_NORM
-from ddl.optimizers.named import figure
+from ddl.optimizers.groups import figure
 from ddl.step.state import TrainingState
 from ddl.step.update import UpdateStep
 

@@ -3,8 +3,8 @@
 from ddl.errors import ConfigError
 from ddl.figures import LEARNING_RATE
 from ddl.optimizers.checks import check_counts
+from ddl.optimizers.groups import figure
 from ddl.optimizers.learning_rate import learning_rate_at
-from ddl.optimizers.named import figure
 from ddl.step.update import UpdateStep
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from ddl.choices import JitCompile
 from ddl.distribution.communication import Communication
 from ddl.metrics import OfAllOutputs
-from ddl.optimizers.named import Optimizers, from_keras_name
+from ddl.optimizers.groups import Optimizers, from_keras_name
 from ddl.precision import LossScale
 from ddl.signals import deferring_interrupt
 from ddl.step.gradients import Limit

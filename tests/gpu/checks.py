@@ -19,7 +19,6 @@ from benchmarks import device_trace
 from ddl import microbatch
 from ddl.distribution.communication import Communication
 from ddl.distribution.strategies import build_strategy
-from ddl.optimizers import FusedAdam
 from ddl.precision import set_precision
 from ddl.random import batch_counter
 from tests.gpu import reference
@@ -272,7 +271,7 @@ def memory(place: Place, strategy: Strategy, amount: Amount) -> Iterator[Finding
         model = keras.Sequential([*layers, keras.layers.Dense(3)])
         trainer = ddl.Trainer(
             ddl.Classification(model),
-            FusedAdam(1e-3),
+            keras.optimizers.Adam(1e-3),
             {"image": images, "label": np.zeros(len(images), "i4")},
             global_batch_size=16,
             data_on_device=True,
@@ -295,7 +294,7 @@ def copies_of_an_update(place: Place, strategy: Strategy, amount: Amount) -> Ite
     with strategy.scope():
         trainer = ddl.Trainer(
             ddl.Classification(ddl.models.mlp((6, 6, 1), 3, hidden_units=(16,))),
-            FusedAdam(1e-3),
+            keras.optimizers.Adam(1e-3),
             parity_cases.EVEN,
             global_batch_size=32,
             steps_per_loop=50,

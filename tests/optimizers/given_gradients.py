@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ddl.optimizers.fused import by_kernels
 from ddl.precision import set_precision
 from ddl.step import gradients as gradient_path
 
@@ -18,10 +19,7 @@ def drawn(updates, seed=0):
 
 
 def updated(strategy, make_optimizer, weights, gradients, precision="float64"):
-    """The weights after each update, as every replica has them, and the optimizer.
-
-    A gradient is an array, or a function that gives a tensor or tf.IndexedSlices.
-    """
+    """The weights after each update, as every replica has them, and the optimizer."""
     set_precision(precision)
     with strategy.scope():
         model = keras.Sequential(
@@ -35,18 +33,12 @@ def updated(strategy, make_optimizer, weights, gradients, precision="float64"):
 
     @tf.function(autograph=False)
     def update(*given):
-        strategy.run(lambda: optimizer.apply(list(given), variables))
+        with by_kernels([optimizer]):
+            strategy.run(lambda: optimizer.apply(list(given), variables))
 
     after = []
     for each in gradients:
-        given = [g() if callable(g) else g for g in each]
-        dtypes = [v.dtype for v in variables]
-        update(
-            *(
-                g if tf.is_tensor(g) or isinstance(g, tf.IndexedSlices) else tf.constant(g, d)
-                for g, d in zip(given, dtypes, strict=True)
-            )
-        )
+        update(*(tf.constant(g, v.dtype) for g, v in zip(each, variables, strict=True)))
         copies = [strategy.experimental_local_results(v.value) for v in variables]
         for own in copies:
             for copy in own[1:]:

@@ -1,5 +1,4 @@
-import collections
-import types
+"""Optimizers that ddl refuses, and those of one's own that it takes."""
 
 import keras
 import numpy as np
@@ -8,28 +7,18 @@ import tensorflow as tf
 
 import ddl
 from ddl.errors import ConfigError
-from ddl.step import gradients as gradient_path
+from ddl.optimizers import LAMB, LARS, exclude_from_weight_decay
 from tests.conftest import for_each_kind_on_two, make_strategy
 
 K = keras.optimizers
 
 
-def model():
-    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
-    return keras.Sequential([keras.Input((3,)), layer])
-
-
-def prepare(make_optimizer):
-    strategy = make_strategy("mirrored", 2)
-    with strategy.scope():
-        variables, optimizer = model().trainable_variables, make_optimizer()
-    gradient_path.prepare_optimizer(optimizer, variables, strategy)
-
-
 def trainer(make_optimizer, strategy):
     """One that minimizes (w·x - y)² for x = y = 1."""
     with strategy.scope():
-        network, optimizer = model(), make_optimizer()
+        layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        network = keras.Sequential([keras.Input((3,)), layer])
+        optimizer = make_optimizer()
 
     class Task:
         def __init__(self):
@@ -43,128 +32,69 @@ def trainer(make_optimizer, strategy):
     return ddl.Trainer(Task(), optimizer, data, global_batch_size=8, strategy=strategy)
 
 
-class Wrapper(K.Optimizer):
-    """Holds what it is given, and has the gradients applied by an optimizer in it."""
-
-    def __init__(self, holder, find):
-        super().__init__(0.1)
-        self.holder = holder
-        self.find = find
-
-    def build(self, variables):
-        super().build(variables)
-        self.find(self).build(variables)
-
-    def apply(self, gradients, variables=None):
-        self.find(self).apply(gradients, variables)
-        self._iterations.assign_add(1)
-
-
-class MakesItInBuild(K.SGD):
-    def build(self, variables):
-        super().build(variables)
-        if not hasattr(self, "inner"):
-            self.inner = K.SGD(0.1)
-            self.inner.build(variables)
-
-
-class Slotted:
-    __slots__ = ("inner",)
-
-    def __init__(self, inner):
-        self.inner = inner
-
-
-HOLDERS = {
-    "attribute": lambda: Wrapper(K.SGD(0.1), lambda self: self.holder),
-    "list": lambda: Wrapper([K.SGD(0.1)], lambda self: self.holder[0]),
-    "dict of tuples": lambda: Wrapper({"a": (1, K.SGD(0.1))}, lambda self: self.holder["a"][1]),
-    "ordered": lambda: Wrapper(
-        collections.OrderedDict(a=K.SGD(0.1)), lambda self: self.holder["a"]
-    ),
-    "an object": lambda: Wrapper(
-        types.SimpleNamespace(inner=K.SGD(0.1)), lambda self: self.holder.inner
-    ),
-    "slots": lambda: Wrapper([Slotted(K.SGD(0.1))], lambda self: self.holder[0].inner),
-    "made in build": lambda: MakesItInBuild(0.1),
-    "OptimizerMap": lambda: K.MultiOptimizer(K.OptimizerMap(K.Adam(), {"kernel": K.SGD(0.1)})),
-    "a function": lambda: K.MultiOptimizer(lambda variable: K.SGD(0.1)),
-    "a wrapper in a wrapper": lambda: Wrapper(
-        Wrapper(K.SGD(0.1, clipnorm=1.0), lambda self: self.holder), lambda self: self.holder
-    ),
-}
-
-
-@pytest.mark.parametrize("make_optimizer", HOLDERS.values(), ids=HOLDERS.keys())
-def test_refuses_an_optimizer_that_holds_another_one(make_optimizer):
-    with pytest.raises(
-        ConfigError, match=r"must not contain another optimizer, .*one plain optimizer"
-    ):
-        prepare(make_optimizer)
-
-
-def test_refuses_keras_loss_scaling():
-    with pytest.raises(ConfigError, match="LossScaleOptimizer"):
-        prepare(lambda: K.LossScaleOptimizer(K.SGD(0.1)))
-
-
-def test_refuses_kerass_schedule_free_optimizer():
-    with pytest.raises(ConfigError, match="cannot be .*ScheduleFreeAdamW"):
-        prepare(lambda: K.ScheduleFreeAdamW(0.1))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "ours"),
-    [
-        ({"clipnorm": 1.0}, "clip_norm"),
-        ({"global_clipnorm": 1.0}, "clip_norm"),
-        ({"clipvalue": 1.0}, "clip_norm"),
-        ({"gradient_accumulation_steps": 2}, "accumulation_steps"),
-        ({"use_ema": True}, "weight_average"),
-        ({"loss_scale_factor": 8.0}, "loss_scale"),
-    ],
-)
-def test_refuses_what_keras_would_do_per_replica(arguments, ours):
-    with pytest.raises(ConfigError, match=f"{next(iter(arguments))}.*{ours}"):
-        prepare(lambda: K.SGD(0.1, **arguments))
-
-
 class OwnRate(K.SGD):
     @property
     def learning_rate(self):
         return 0.5
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "message"),
-    [
-        ("adam", "must be a keras.optimizers.Optimizer, got 'adam'. Pass an instance"),
-        (K.SGD, "got the class SGD"),
-        (OwnRate, "OwnRate overrides learning_rate.*LearningRateSchedule"),
-        *[
-            (type("Own", (K.SGD,), {name: lambda self, given: given}), f"overrides {name}.*{ours}")
-            for name, ours in (
-                ("scale_loss", "loss_scale"),
-                ("finalize_variable_values", "weight_average"),
-                ("_all_reduce_sum_gradients", "communication"),
-            )
-        ],
-    ],
-)
-def test_refuses_what_it_would_leave_out(optimizer, message):
-    is_own = isinstance(optimizer, type) and optimizer is not K.SGD
+def overriding(name):
+    return lambda: type("Own", (K.SGD,), {name: lambda self, given: given})(0.1)
+
+
+def excluding(*patterns):
+    def make():
+        layers = [keras.Input((4,)), keras.layers.Dense(4, name="dense")]
+        exclude_from_weight_decay(K.AdamW(), patterns).build(
+            keras.Sequential(layers).trainable_variables
+        )
+
+    return make
+
+
+CONSTANT = tf.constant(0.25)
+REFUSED = [
+    (lambda: 0.1, "must be a Keras optimizer, got 0.1. Pass an instance"),
+    (lambda: K.SGD, "must be a Keras optimizer, got <class.*Pass an instance"),
+    (lambda: K.SGD(0.1, clipnorm=1.0), "with clipnorm.*clip_norm"),
+    (lambda: K.SGD(0.1, global_clipnorm=1.0), "with global_clipnorm.*clip_norm"),
+    (lambda: K.SGD(0.1, clipvalue=1.0), "with clipvalue.*clip_norm"),
+    (lambda: K.SGD(0.1, gradient_accumulation_steps=2), "accumulation_steps.*accumulation_steps"),
+    (lambda: K.SGD(0.1, use_ema=True), "with use_ema.*weight_average"),
+    (lambda: K.SGD(0.1, loss_scale_factor=8.0), "with loss_scale_factor.*loss_scale"),
+    (lambda: K.LossScaleOptimizer(K.SGD(0.1)), "LossScaleOptimizer.*overflow on replica 0 only"),
+    (lambda: K.MultiOptimizer(lambda variable: K.SGD(0.1)), "MultiOptimizer.*ParameterGroups"),
+    (lambda: K.ScheduleFreeAdamW(0.1), "cannot be the ScheduleFreeAdamW"),
+    (OwnRate, "OwnRate .*overrides learning_rate.*LearningRateSchedule"),
+    (overriding("scale_loss"), "overrides scale_loss.*loss_scale"),
+    (overriding("finalize_variable_values"), "overrides finalize_variable_v.*weight_average"),
+    (overriding("_all_reduce_sum_gradients"), "overrides _all_reduce_sum_gr.*communication"),
+    (lambda: K.SGD(lambda: 0.25), r"returns the constant 0\.25"),
+    (lambda: K.SGD(lambda: 0.5 * CONSTANT), r"returns the constant 0\.125"),
+    (lambda: LARS(0.1, weight_decay=-0.1), "LARS.weight_decay must be at least 0, got -0.1"),
+    (lambda: LARS(0.1, trust_coefficient=0.0), "trust_coefficient must be greater than 0, got 0"),
+    (lambda: LARS(0.1, epsilon=-1.0), "LARS.epsilon must be at least 0, got -1.0"),
+    (lambda: LAMB(0.1, weight_decay=-0.1), "LAMB.weight_decay must be at least 0, got -0.1"),
+    (lambda: LAMB(0.1, exclude="bias"), "LAMB.exclude must be a list, got the text 'bias'"),
+    (lambda: LARS(0.1, exclude=["norm"]), "LARS.exclude: .*'norm' matches none of .*kernel"),
+    (lambda: LAMB(0.1, exclude=["norm"]), "LAMB.exclude: .*'norm' matches none of .*kernel"),
+    (excluding("bias", "embedding"), r"'embedding' matches none of .*dense/kernel.*Correct or"),
+    (excluding("("), r"must contain regular expressions, got '\('"),
+    (lambda: exclude_from_weight_decay(K.AdamW(), "bias"), "must be a list, got the text 'bias'"),
+    (lambda: exclude_from_weight_decay(K.SGD(0.1)), "an optimizer with Keras's weight_decay"),
+    (lambda: exclude_from_weight_decay(LARS(0.1, weight_decay=0.1)), "LARS and LAMB take `excl"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), REFUSED)
+def test_refused_at_the_start(make, message):
     with pytest.raises(ConfigError, match=message):
-        prepare(lambda: optimizer(0.1) if is_own else optimizer)
+        trainer(make, make_strategy("mirrored", 2))
 
 
-def test_refuses_a_learning_rate_that_the_trace_would_freeze():
-    rate = tf.constant(0.25)
-    for constant in (lambda: 0.25, lambda: rate, lambda: 0.5 * tf.constant(0.5)):
-        with pytest.raises(ConfigError, match=r"returns the constant 0\.25"):
-            prepare(lambda constant=constant: K.SGD(constant))
+def test_a_rate_may_be_a_function_of_a_variable():
     variable = tf.Variable(0.25)
-    for moving in (lambda: variable, lambda: 2 * variable):
-        prepare(lambda moving=moving: K.SGD(moving))
+    trainer(lambda: K.SGD(lambda: 2 * variable), make_strategy("mirrored", 2))
 
 
 class SumsAgain(K.SGD):
@@ -182,24 +112,23 @@ class Merges(K.SGD):
         super().apply([context.merge_call(merged, args=(g,)) for g in gradients], variables)
 
 
-class FoundNowhere(K.SGD):
-    """The inner optimizer is in a closure."""
+class Wraps(K.SGD):
+    """Applies gradients by an optimizer within it."""
 
     def build(self, variables):
         if not self.built:
-            inner = K.SGD(0.1)
-            inner.build(variables)
-            self.update = lambda gradients, variables: inner.apply(gradients, variables)
+            self.inner = K.SGD(0.1, clipnorm=1.0)
+            self.inner.build(variables)
         super().build(variables)
 
     def apply(self, gradients, variables=None):
-        self.update(gradients, variables)
+        self.inner.apply(gradients, variables)
         self._iterations.assign_add(1)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("optimizer", [SumsAgain, Merges, FoundNowhere])
-def test_refuses_a_second_sum_over_the_replicas(optimizer, replicas):
+@pytest.mark.parametrize("optimizer", [SumsAgain, Merges, Wraps])
+def test_a_second_sum_over_the_replicas_is_refused(optimizer, replicas):
     trained = trainer(lambda: optimizer(0.1), make_strategy("mirrored", replicas))
     with pytest.raises(ConfigError, match="must not sum over the replicas"):
         trained.trace()
@@ -227,78 +156,53 @@ def test_an_optimizer_of_ones_own_takes_effect_on_any_number_of_replicas(
     np.testing.assert_allclose(trained.model.weights[0].numpy(), 0.2 * factor, rtol=1e-6)
 
 
-PLAIN = {
-    **{
-        name: getattr(ddl.optimizers, name)
-        for name in ddl.optimizers.__all__
-        if name[0].isupper() and name not in ("Group", "ParameterGroups")
-    },
-    **{
-        name: optimizer
-        for name, optimizer in vars(K).items()
-        if isinstance(optimizer, type)
-        and issubclass(optimizer, K.Optimizer)
-        and optimizer
-        not in (K.Optimizer, K.LossScaleOptimizer, K.MultiOptimizer, K.ScheduleFreeAdamW)
-    },
+_REFUSED = (K.Optimizer, K.LossScaleOptimizer, K.MultiOptimizer, K.ScheduleFreeAdamW)
+TAKEN = {
+    name: optimizer
+    for module in (K, ddl.optimizers)
+    for name, optimizer in vars(module).items()
+    if isinstance(optimizer, type)
+    and issubclass(optimizer, K.Optimizer)
+    and optimizer not in _REFUSED
 }
 
 
-@pytest.mark.parametrize("optimizer", PLAIN.values(), ids=PLAIN.keys())
-def test_refuses_no_optimizer_of_keras_or_ddl(optimizer):
+@pytest.mark.parametrize("optimizer", TAKEN.values(), ids=TAKEN.keys())
+def test_all_others_of_keras_and_ddl_are_taken(optimizer):
     trainer(lambda: optimizer(0.01), make_strategy("mirrored", 2)).trace()
 
 
-def test_refuses_an_optimizer_that_was_used():
+def test_an_optimizer_that_was_used_is_refused():
     strategy = make_strategy("mirrored", 2)
     first = trainer(lambda: K.SGD(0.1), strategy)
     first.train(3)
     with pytest.raises(ConfigError, match=r"has already made 3 updates.*Create a new optimizer"):
         trainer(lambda: first.optimizer, strategy)
+    first.optimizer.iterations.assign_add(1)
+    with pytest.raises(ConfigError, match=r"iterations must equal .* got 4 and 3"):
+        first.train(1)
 
 
-def test_refuses_an_optimizer_that_was_built_for_other_variables():
-    strategy = make_strategy("mirrored", 2)
-    first = trainer(lambda: K.SGD(0.1), strategy)
-    with pytest.raises(ConfigError, match=r"built for other variables: it has no slots for"):
-        trainer(lambda: first.optimizer, strategy)
-
-
-def test_takes_an_optimizer_that_was_built_for_the_same_variables():
-    strategy = make_strategy("mirrored", 2)
-    with strategy.scope():
-        network, optimizer = model(), K.SGD(0.1, momentum=0.9)
-        optimizer.build(network.trainable_variables)
-    gradient_path.prepare_optimizer(optimizer, network.trainable_variables, strategy)
-
-
-def test_refuses_to_go_on_where_something_else_has_used_the_optimizer():
-    trained = trainer(lambda: K.SGD(0.1), make_strategy("one_device", 1))
-    trained.train(2)
-    trained.optimizer.iterations.assign_add(1)
-    with pytest.raises(ConfigError, match=r"iterations must equal .* got 3 and 2"):
-        trained.train(1)
-
-
-class Holds(K.SGD):
-    def __init__(self, held):
-        super().__init__(0.1)
-        self.held = held
-
-
-def chain(length):
-    end = None
-    for _ in range(length):
-        end = type("Link", (), {})() if end is None else _linked(end)
-    return end
-
-
-def _linked(to):
-    link = type("Link", (), {})()
-    link.to = to
-    return link
-
-
-@pytest.mark.parametrize("held", [np, keras, tf, chain(3000)], ids=["np", "keras", "tf", "chain"])
-def test_modules_and_long_chains_are_no_optimizers(held):
-    prepare(lambda: Holds(held))
+@pytest.mark.parametrize("built_before", [False, True])
+@pytest.mark.parametrize(
+    ("patterns", "expected"),
+    [(None, ["dense/kernel"]), (["dense/"], ["norm/gamma", "norm/beta"])],
+)
+def test_variables_that_a_pattern_matches_do_not_decay(built_before, patterns, expected):
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            layers.Dense(4, name="dense"),
+            layers.BatchNormalization(name="norm"),
+        ]
+    )
+    variables, optimizer = model.trainable_variables, K.AdamW(0.1, weight_decay=0.5)
+    if built_before:
+        optimizer.build(variables)
+    assert exclude_from_weight_decay(optimizer, patterns) is optimizer
+    for variable in variables:
+        variable.assign(np.ones(variable.shape))
+    optimizer.apply([np.zeros(v.shape, "f4") for v in variables], variables)
+    moved = [v.path.split("/", 1)[1] for v in variables if v.numpy().min() < 1]
+    assert moved == expected

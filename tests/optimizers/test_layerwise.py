@@ -1,26 +1,53 @@
+"""MomentumSGD, LARS and LAMB against their papers, with NumPy."""
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import ddl
-from ddl.errors import ConfigError
-from ddl.optimizers import LAMB, LARS
+from ddl.optimizers import LAMB, LARS, MomentumSGD
 from ddl.precision import set_precision
 from tests.conftest import for_each_kind_on_two, make_strategy
 from tests.optimizers.given_gradients import assert_close, drawn, updated
 
-GAMMA, MOMENTUM, ETA, BETA = 0.3, 0.9, 0.02, 0.1
+# Keras rounds momentum to float32 on its way to float64: so a number that needs no rounding.
+GAMMA, MOMENTUM, ETA, BETA = 0.3, 0.875, 0.02, 0.1
 KERNELS = (0, 2)
+# Down, up by a lot, through zero, and back.
+RATES = [0.1, 0.1, 0.01, 0.4, 0.4, 0.0, 0.0, 0.2, 0.05]
 
 
-def lars(weights, gradients, nesterov=False, epsilon=0.0, kernels=KERNELS, rates=None):
-    """You et al. 2017, algorithm 1, with NumPy; with `rates` outside of the velocity."""
+class Rates(keras.optimizers.schedules.LearningRateSchedule):
+    def __init__(self, rates):
+        self.rates = rates
+
+    def __call__(self, step):
+        return tf.gather(tf.constant(self.rates, tf.float64), tf.cast(step, tf.int32))
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_keeps_the_rate_outside_of_the_velocity(nesterov):
+    start, gradients = drawn(len(RATES))
+    weights = [w.copy() for w in start]
+    velocities = [np.zeros_like(w) for w in weights]
+    expected = []
+    for rate, each in zip(RATES, gradients, strict=True):
+        for w, v, g in zip(weights, velocities, each, strict=True):
+            v[:] = 0.9 * v + g
+            w -= rate * ((g + 0.9 * v) if nesterov else v)
+        expected.append([w.copy() for w in weights])
+    strategy = make_strategy("mirrored", 2)
+    ours, _ = updated(strategy, lambda: MomentumSGD(Rates(RATES), 0.9, nesterov), start, gradients)
+    assert_close(ours, expected)
+
+
+def lars(weights, gradients, nesterov=False, epsilon=0.0, kernels=KERNELS):
+    """You et al. 2017, algorithm 1."""
     weights = [w.copy() for w in weights]
     velocities = [np.zeros_like(w) for w in weights]
     after = []
-    for step, each in enumerate(gradients):
-        gamma, outside = (GAMMA, 1.0) if rates is None else (1.0, rates[step])
+    for each in gradients:
         for place, (w, v, g) in enumerate(zip(weights, velocities, each, strict=True)):
             local, decay = 1.0, 0.0
             if place in kernels:
@@ -28,16 +55,16 @@ def lars(weights, gradients, nesterov=False, epsilon=0.0, kernels=KERNELS, rates
                 decay = BETA
                 if w_norm > 0 and g_norm > 0:
                     local = ETA * w_norm / (g_norm + BETA * w_norm + epsilon)
-            step_of = gamma * local * (g + decay * w)
-            v[:] = MOMENTUM * v + step_of
-            w -= outside * ((MOMENTUM * v + step_of) if nesterov else v)
+            step = GAMMA * local * (g + decay * w)
+            v[:] = MOMENTUM * v + step
+            w -= (MOMENTUM * v + step) if nesterov else v
         after.append([w.copy() for w in weights])
     return after
 
 
-def make_lars(rate=GAMMA, **arguments):
+def make_lars(**arguments):
     arguments = {"weight_decay": BETA, "trust_coefficient": ETA, **arguments}
-    return LARS(rate, MOMENTUM, **arguments)
+    return LARS(GAMMA, MOMENTUM, **arguments)
 
 
 @for_each_kind_on_two
@@ -49,21 +76,6 @@ def test_lars_is_the_algorithm_of_the_paper(strategy, nesterov, epsilon):
     assert_close(ours, lars(weights, gradients, **arguments))
 
 
-def test_lars_with_momentum_correction_keeps_the_rate_outside():
-    weights, gradients = drawn(6)
-    rates = [0.1, 0.5, 0.0, 0.5, 0.05, 0.3]
-
-    class Rates(keras.optimizers.schedules.LearningRateSchedule):
-        def __call__(self, step):
-            return tf.gather(tf.constant(rates, tf.float64), tf.cast(step, tf.int32))
-
-    strategy = make_strategy("mirrored", 2)
-    ours, _ = updated(
-        strategy, lambda: make_lars(Rates(), momentum_correction=True), weights, gradients
-    )
-    assert_close(ours, lars(weights, gradients, rates=rates))
-
-
 @pytest.mark.parametrize("zero", ["weights", "gradient", "both"])
 def test_a_norm_of_zero_makes_it_plain_sgd(zero):
     weights, gradients = drawn(1)
@@ -71,17 +83,12 @@ def test_a_norm_of_zero_makes_it_plain_sgd(zero):
         weights[0][:] = 0
     if zero != "weights":
         gradients[0][0][:] = 0
-    strategy = make_strategy("one_device", 1)
-    ours, _ = updated(strategy, make_lars, weights, gradients)
+    ours, _ = updated(make_strategy("one_device", 1), make_lars, weights, gradients)
     assert_close(ours, lars(weights, gradients))
-    np.testing.assert_allclose(
-        ours[0][0], weights[0] - GAMMA * (gradients[0][0] + BETA * weights[0]), atol=1e-15
-    )
 
 
 @pytest.mark.parametrize(
-    ("exclude", "kernels"),
-    [(None, (0, 2)), ((), (0, 1, 2, 3)), (("one/",), (2, 3)), (("one/kernel", "bias$"), (2,))],
+    ("exclude", "kernels"), [((), (0, 1, 2, 3)), (("one/kernel", "bias$"), (2,))]
 )
 def test_excluded_variables_follow_sgd_without_decay(exclude, kernels):
     weights, gradients = drawn(5)
@@ -91,7 +98,7 @@ def test_excluded_variables_follow_sgd_without_decay(exclude, kernels):
 
 
 def lamb(weights, gradients, kernels=KERNELS):
-    """You et al. 2019, algorithm 2, with NumPy."""
+    """You et al. 2019, algorithm 2."""
     weights = [w.copy() for w in weights]
     moments = [(np.zeros_like(w), np.zeros_like(w)) for w in weights]
     after = []
@@ -134,43 +141,23 @@ def test_keras_lamb_is_the_paper_without_decay_alone():
     """If it is so with decay too one day, LAMB can go."""
     weights, gradients = drawn(3)
     strategy = make_strategy("one_device", 1)
-    # Keras rounds them to float32 on their way to float64: so numbers that need no rounding.
     arguments = {"beta_1": 0.75, "beta_2": 0.9375, "epsilon": 2.0**-20}
     for decay, same in ((0.0, True), (0.125, False)):
-        ours, _ = updated(
-            strategy,
+        makes = (
             lambda decay=decay: LAMB(GAMMA, weight_decay=decay, exclude=(), **arguments),
-            weights,
-            gradients,
-        )
-        theirs, _ = updated(
-            strategy,
             lambda decay=decay: keras.optimizers.Lamb(
                 GAMMA, weight_decay=decay or None, **arguments
             ),
-            weights,
-            gradients,
         )
-        difference = max(np.abs(a - b).max() for a, b in zip(ours[-1], theirs[-1], strict=True))
-        assert bool(difference < 1e-12) == same
-        assert same or difference > 1e-3
-
-
-@pytest.mark.parametrize("make", [make_lars, make_lamb])
-def test_in_float32_it_differs_by_rounding(make):
-    weights, gradients = drawn(8)
-    strategy = make_strategy("mirrored", 2)
-    ours, _ = updated(strategy, make, weights, gradients, precision="float32")
-    expected, _ = updated(strategy, make, weights, gradients)
-    assert ours[0][0].dtype == np.float32
-    assert_close(ours, expected, atol=2e-6)
+        ours, theirs = (updated(strategy, make, weights, gradients)[0][-1] for make in makes)
+        difference = max(np.abs(a - b).max() for a, b in zip(ours, theirs, strict=True))
+        assert difference < 1e-12 if same else difference > 1e-3
 
 
 @pytest.mark.parametrize(
     ("make", "precision"),
     [
         (lambda: LARS(0.5, trust_coefficient=0.02), "mixed_float16"),
-        (lambda: LAMB(0.05), "mixed_float16"),
         (lambda: LAMB(0.05), "mixed_bfloat16"),
     ],
 )
@@ -192,44 +179,15 @@ def test_trains_in_half_precision(make, precision):
 @pytest.mark.parametrize(
     "optimizer",
     [
-        LARS(0.2, 0.8, True, 0.1, 0.01, 1e-5, ("bias$", "gamma$"), True),
-        LARS(0.2),
-        LAMB(0.2, 0.8, 0.9, 1e-5, 0.1, ()),
-        LAMB(keras.optimizers.schedules.CosineDecay(0.1, 100)),
+        MomentumSGD(0.2, 0.8, nesterov=True),
+        LARS(0.2, 0.8, True, 0.1, 0.01, 1e-5, ("bias$", "gamma$")),
+        LAMB(keras.optimizers.schedules.CosineDecay(0.1, 100), 0.8, 0.9, 1e-5, 0.1, ()),
     ],
+    ids=lambda optimizer: type(optimizer).__name__,
 )
 def test_its_config_makes_it_again(optimizer):
     again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
     assert type(again) is type(optimizer)
     ours, theirs = again.get_config(), optimizer.get_config()
-    assert {k: v for k, v in ours.items() if k != "exclude"} == {
-        k: v for k, v in theirs.items() if k != "exclude"
-    }
-    assert again._exclude == optimizer._exclude
-
-
-@pytest.mark.parametrize("make", [make_lars, make_lamb])
-def test_a_pattern_that_finds_nothing_is_told(make):
-    weights, gradients = drawn(1)
-    message = "exclude: .* the pattern 'norm' matches none .*one/kernel.* Correct or remove it"
-    with pytest.raises(ConfigError, match=message):
-        updated(make_strategy("one_device", 1), lambda: make(exclude=["norm"]), weights, gradients)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: LARS(0.1, weight_decay=-0.1), "LARS.weight_decay must be at least 0, got -0.1"),
-        (
-            lambda: LARS(0.1, trust_coefficient=0.0),
-            "trust_coefficient must be greater than 0, got 0.0",
-        ),
-        (lambda: LARS(0.1, epsilon=-1.0), "LARS.epsilon must be at least 0, got -1.0"),
-        (lambda: LAMB(0.1, weight_decay=-0.1), "LAMB.weight_decay must be at least 0, got -0.1"),
-        (lambda: LARS(0.1, exclude="bias"), "LARS.exclude must be a list, got the text 'bias'"),
-        (lambda: LAMB(0.1, exclude="bias"), "LAMB.exclude must be a list, got the text 'bias'"),
-    ],
-)
-def test_refuses_wrong_arguments(make, message):
-    with pytest.raises(ConfigError, match=message):
-        make()
+    assert {**ours, "exclude": ()} == {**theirs, "exclude": ()}
+    assert getattr(again, "_exclude", None) == getattr(optimizer, "_exclude", None)

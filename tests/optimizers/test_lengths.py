@@ -24,12 +24,9 @@ def test_warm_up_in_either_unit():
     [
         (lambda: epochs_to_steps(-1, 10), "epochs must be .* at least 0, got -1"),
         (lambda: epochs_to_steps(float("inf"), 10), "epochs must be finite .* got inf"),
-        (lambda: epochs_to_steps(1e300, 10), "at most 900,719,925,474,099, .* got 1e.300"),
         (lambda: epochs_to_steps(1, None), "^epochs_to_steps.st.* got None. Bind it to %STEPS_PER"),
-        (lambda: warmup_steps(epochs=1), "^warmup_steps.steps_per_epoch .* Bind it to %STEPS_PER"),
+        (lambda: warmup_steps(epochs=1), "steps_per_epoch .* Bind it to %STEPS_PER"),
         (lambda: warmup_steps(5, 5, 10), "exclude each other, got 5 and 5"),
-        (lambda: warmup_steps(-5), "WARMUP_STEPS .* at least 0, got -5. Set 0 for"),
-        (lambda: warmup_steps(2.5), "WARMUP_STEPS .* an integer of at least 0, got 2.5"),
         (lambda: steps_after_warmup(10, 10), "takes 10 updates and the run has 10"),
         (
             lambda: steps_after_warmup(None),

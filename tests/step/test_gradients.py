@@ -4,8 +4,8 @@ import pytest
 import tensorflow as tf
 
 from ddl.errors import ConfigError
-from ddl.optimizers.rows.duplicates import merge_duplicates
 from ddl.step import gradients as gradient_path
+from ddl.step.gradients.values import merge_duplicates
 from tests.conftest import for_every_strategy, make_strategy
 
 

@@ -1,15 +1,11 @@
 """An update with few kernels, as on GPUs, computes what it computes on CPUs."""
 
-import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import ddl
-from ddl import optimizers
 from tests.as_on_gpus import as_on_gpus
 from tests.conftest import make_strategy
-from tests.optimizers.given_gradients import assert_close, drawn, updated
 from tests.training.test_trainer import make_trainer
 
 AVERAGE = ddl.ExponentialMovingAverage(0.9)
@@ -61,57 +57,3 @@ def test_an_overflow_skips_the_update(monkeypatch):
     trainer.train(1)
     assert int(trainer.state.batches) > int(trainer.state.step) == 1
     assert float(trainer.state.loss_scale) < 2.0**24
-
-
-@pytest.mark.parametrize(
-    ("make", "atol"),
-    [
-        (lambda: optimizers.LARS(0.3, weight_decay=0.1, trust_coefficient=0.02), 1e-13),
-        (lambda: optimizers.LARS(0.3, epsilon=0.5, exclude=()), 1e-13),
-        (lambda: optimizers.LAMB(0.1, weight_decay=0.1), 1e-12),
-        (lambda: optimizers.LAMB(0.1, epsilon=0.1, exclude=("one/kernel",)), 1e-12),
-        (lambda: optimizers.FusedAdamW(0.1, weight_decay=0.1), 1e-13),
-        (lambda: optimizers.FusedSGD(0.1, momentum=0.9, weight_decay=0.1), 1e-13),
-    ],
-)
-def test_optimizers_update_all_variables_together(make, atol, monkeypatch):
-    weights, gradients = drawn(6)
-    weights[0][:] = 0  # a norm of zero
-    gradients[1][2][:] = 0
-    strategy = make_strategy("mirrored", 2)
-    expected, _ = updated(strategy, make, weights, gradients)
-    as_on_gpus(monkeypatch)
-    found, _ = updated(strategy, make, weights, gradients)
-    assert_close(found, expected, atol)
-
-
-def test_an_excluded_variable_does_not_decay(monkeypatch):
-    as_on_gpus(monkeypatch)
-
-    def make():
-        return optimizers.exclude_from_weight_decay(optimizers.FusedSGD(0.1, weight_decay=0.5))
-
-    weights, _ = drawn(0)
-    none = [[np.zeros_like(w) for w in weights]]
-    (found,), _ = updated(make_strategy("one_device", 1), make, weights, none)
-    expected = [weights[0] * 0.95, weights[1], weights[2] * 0.95, weights[3]]
-    assert_close([found], [expected])
-
-
-def test_all_variables_take_few_operations(monkeypatch):
-    """LAMB with many variables: an operation for each, and some for all together."""
-    as_on_gpus(monkeypatch)
-    ones = np.ones((2, 3), "float32")
-    variables = [keras.Variable(ones, name=f"v{i}", dtype="float32") for i in range(20)]
-    optimizer = optimizers.LAMB(0.1, weight_decay=0.1, exclude=())
-    optimizer.build(variables)
-
-    @tf.function(autograph=False)
-    def update():
-        optimizer.apply([tf.constant(ones)] * 20, variables)
-
-    nodes = update.get_concrete_function().graph.get_operations()
-    free = {"Const", "Identity", "Reshape", "NoOp", "ReadVariableOp", "EnsureShape", "Cast"}
-    resources = {"VarHandleOp", "AssignVariableOp", "DestroyResourceOp", "Placeholder"}
-    kernels = [node.type for node in nodes if node.type not in free | resources]
-    assert len(kernels) < 3 * 20 + 40, kernels

@@ -7,7 +7,6 @@ import tensorflow as tf
 from tensorflow.python.framework import test_util
 
 import ddl
-from ddl.optimizers import FusedAdam
 from ddl.step.onednn import needs_own_graph
 from tests.conftest import make_strategy
 
@@ -20,7 +19,9 @@ def trainer(strategy, **arguments):
         # Without dropout it would go well by chance.
         model = ddl.models.cnn((12, 12, 1), 10, block_dropout=0.25, hidden_dropout=0.5)
         arguments = {"global_batch_size": 16, "steps_per_loop": 3} | arguments
-        return ddl.Trainer(ddl.Classification(model), FusedAdam(1e-3), data, **arguments)
+        return ddl.Trainer(
+            ddl.Classification(model), keras.optimizers.Adam(1e-3), data, **arguments
+        )
 
 
 def inlined_into_loops(definition):

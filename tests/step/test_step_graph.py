@@ -13,7 +13,6 @@ import ddl
 from ddl import config
 from ddl.distribution.communication import Communication
 from ddl.distribution.workers import Workers
-from ddl.optimizers import FusedAdam
 from ddl.run import train
 from tests.conftest import make_strategy
 
@@ -41,7 +40,9 @@ def trainer(strategy, **arguments):
     with strategy.scope():
         model = ddl.models.mlp((28, 28, 1), 10, hidden_units=(128,), dropout=0.2)
         arguments = {"global_batch_size": 16, "steps_per_loop": 10} | arguments
-        return ddl.Trainer(ddl.Classification(model), FusedAdam(1e-3), data, **arguments)
+        return ddl.Trainer(
+            ddl.Classification(model), keras.optimizers.Adam(1e-3), data, **arguments
+        )
 
 
 def operations(trained):

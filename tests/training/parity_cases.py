@@ -189,7 +189,7 @@ CASES: dict[str, Case] = {
     "LARS, sparse gradients": Case(
         task=Tagging,
         data=_sentences(),
-        optimizer=lambda: ddl.optimizers.LARS(0.05, weight_decay=0.01, momentum_correction=True),
+        optimizer=lambda: ddl.optimizers.LARS(0.05, weight_decay=0.01),
     ),
 }
 

@@ -13,7 +13,7 @@ ROWS, WIDTH, WORDS, EXAMPLES, BATCH = 103, 4, 5, 131, 32
 
 OPTIMIZERS = {
     "SGD": lambda: keras.optimizers.SGD(0.5),
-    "FusedAdagrad": lambda: ddl.optimizers.FusedAdagrad(0.05),
+    "Adagrad": lambda: keras.optimizers.Adagrad(0.05),
 }
 
 

@@ -89,7 +89,7 @@ CASES = {
     "two replicas, accumulation, padding, weights": (
         Case(
             functools.partial(mlp, dropout=0.3),
-            lambda: optimizers.FusedSGD(0.05, momentum=0.9, weight_decay=0.01),
+            lambda: keras.optimizers.SGD(0.05, momentum=0.9, weight_decay=0.01),
             WEIGHED,
             {"accumulation_steps": 2, "clip_norm": 0.05},
         ),
@@ -127,7 +127,7 @@ def test_parity_with_updates_that_are_not_compiled(name):
 @pytest.mark.usefixtures("gpu_path")
 @pytest.mark.parametrize("resident", [True, False])
 def test_the_host_counts_compiled_updates_on_gpus(resident):
-    case = Case(mlp, lambda: optimizers.FusedSGD(0.05), WEIGHED, {"data_on_device": resident})
+    case = Case(mlp, lambda: keras.optimizers.SGD(0.05), WEIGHED, {"data_on_device": resident})
     for one, other in zip(results(case, 1, "on")[0], results(case, 1, "off")[0], strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-10)
 
@@ -142,7 +142,7 @@ def test_resumed_to_the_bit(tmp_path):
     """Within an epoch, with padding; float32."""
     case = Case(
         functools.partial(mlp, dropout=0.3),
-        lambda: optimizers.FusedAdamW(0.01),
+        lambda: keras.optimizers.AdamW(0.01),
         UNEVEN,
         {"clip_norm": 0.1, "jit_compile": "on"},
     )
@@ -160,9 +160,9 @@ def test_resumed_to_the_bit(tmp_path):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: optimizers.FusedRMSprop(0.01, centered=True),
-        lambda: optimizers.FusedAdagrad(0.01),
-        lambda: optimizers.FusedAdam(0.01, amsgrad=True),
+        lambda: keras.optimizers.RMSprop(0.01, centered=True),
+        lambda: keras.optimizers.Adagrad(0.01),
+        lambda: keras.optimizers.Adam(0.01, amsgrad=True),
         lambda: optimizers.LAMB(0.01, weight_decay=0.1),
         lambda: optimizers.LARS(0.01, weight_decay=0.1),
     ],

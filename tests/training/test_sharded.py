@@ -42,7 +42,7 @@ def groups():
     return ddl.optimizers.ParameterGroups(
         {
             "first": Group(keras.optimizers.Adam(0.01), ["first"], frozen_until=2),
-            "rest": ddl.optimizers.FusedAdamW(0.02, weight_decay=0.1),
+            "rest": keras.optimizers.AdamW(0.02, weight_decay=0.1),
         }
     )
 
@@ -60,7 +60,7 @@ def whole(optimizer, steps=5, **arguments):
             without_kernels,
             {"accumulation_steps": 2, "weight_average": ddl.ExponentialMovingAverage(0.9)},
         ),
-        (functools.partial(ddl.optimizers.FusedAdam, 0.01, amsgrad=True), {"clip_norm": 0.3}),
+        (functools.partial(keras.optimizers.Adam, 0.01, amsgrad=True), {"clip_norm": 0.3}),
     ],
 )
 def test_updates_are_the_same(optimizer, arguments):

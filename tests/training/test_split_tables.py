@@ -12,7 +12,7 @@ from tests.training import split_tables
 @pytest.mark.parametrize(
     ("optimizer", "where", "arguments"),
     [
-        ("FusedAdagrad", ("mirrored", 2), {"clip_norm": 1e9}),
+        ("Adagrad", ("mirrored", 2), {"clip_norm": 1e9}),
         ("SGD", ("one_device", 1), {"accumulation_steps": 2}),
     ],
 )

@@ -6,11 +6,12 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.optimizers.schedules import LearningRateSchedule
 
 from ddl.errors import ConfigError
-from ddl.optimizers.learning_rate import LearningRate, learning_rates_at
-from ddl.optimizers.named import by_name
-from ddl.optimizers.plateau import ReduceOnPlateau, plateau_of, rate_without_plateau
+from ddl.optimizers.groups import by_name
+from ddl.optimizers.learning_rate import LearningRate, learning_rate_at
+from ddl.optimizers.plateau import ReduceOnPlateau, plateau_of
 from ddl.run.plan import RunPlan
 
 
@@ -26,7 +27,7 @@ def learning_rate_summary(optimizer: keras.optimizers.Optimizer, steps: int) -> 
         is 0 at all of them, or the warm-up does not end before the run.
     """
     plateau = plateau_of(optimizer)
-    learning_rate = rate_without_plateau(optimizer)
+    learning_rate = plateau.schedule if plateau else optimizer._learning_rate
     looked_at = {*range(0, max(steps, 1), max(1, -(-steps // 1000))), max(steps - 1, 0)}
     description = {}
     if isinstance(learning_rate, LearningRate):
@@ -41,7 +42,7 @@ def learning_rate_summary(optimizer: keras.optimizers.Optimizer, steps: int) -> 
     if plateau is not None:
         description["on a plateau"] = plateau.description()
     with tf.device("CPU:0"):  # a GPU would wait for the host at each of a thousand turns
-        rates = learning_rates_at(optimizer, sorted(looked_at))
+        rates = _learning_rates_at(optimizer, sorted(looked_at))
     for step, rate in rates.items():
         if not 0 <= rate < math.inf:
             raise ConfigError(
@@ -56,6 +57,24 @@ def learning_rate_summary(optimizer: keras.optimizers.Optimizer, steps: int) -> 
         )
     last = f", {rates[steps - 1]:.6g} at the end" if rates[steps - 1] != rates[peak] else ""
     return {"learning rate": f"{rates[peak]:.6g} at its peak{last}", **description}
+
+
+def _learning_rates_at(
+    optimizer: keras.optimizers.Optimizer, steps: Sequence[int]
+) -> dict[int, float]:
+    """Returns the learning rate of each of many updates, with one trace. Eager."""
+    schedule = optimizer._learning_rate
+    if not isinstance(schedule, LearningRateSchedule):
+        return dict.fromkeys(steps, learning_rate_at(optimizer, 0))
+
+    @tf.function(autograph=False)
+    def rates(steps: tf.Tensor) -> tf.Tensor:
+        return tf.map_fn(
+            lambda step: tf.cast(schedule(step), tf.float64), steps, fn_output_signature=tf.float64
+        )
+
+    found = rates(tf.constant(steps, tf.int64)).numpy().tolist()
+    return dict(zip(steps, found, strict=True))
 
 
 def check_plateau(

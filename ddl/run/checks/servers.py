@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from ddl.distribution.traits import traits_of
-from ddl.optimizers.named import by_name
+from ddl.optimizers.groups import by_name
 from ddl.tasks.parts import layers_of
 from ddl.training.trainer import Trainer
 

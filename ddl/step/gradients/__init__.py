@@ -20,6 +20,7 @@ from ddl.step.gradients.preparation import (
 )
 from ddl.step.gradients.values import (
     Gradient,
+    in_pairs,
     multiply,
     opaque,
     packs,
@@ -37,6 +38,7 @@ __all__ = [
     "check_used",
     "clip_by_global_norm",
     "clips_by_name",
+    "in_pairs",
     "left_out",
     "multiply",
     "of_penalties",

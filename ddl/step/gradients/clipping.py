@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from ddl.devices.packing import Packed, norm
 from ddl.errors import ConfigError
-from ddl.optimizers.named import ONLY
+from ddl.optimizers.groups import ONLY
 from ddl.step.gradients.values import Gradient, multiply, packs, values_of, widest
 
 Limit: TypeAlias = float | Mapping[str, float | None] | None

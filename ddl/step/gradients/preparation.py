@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from ddl.errors import ConfigError
-from ddl.optimizers.checks import check_holds_none, check_optimizer, check_unused
+from ddl.optimizers.checks import check_optimizer, check_unused
 from ddl.step.gradients.values import Gradient
 
 
@@ -27,8 +27,8 @@ def prepare_optimizer(
       strategy: The strategy in whose scope the optimizer was made.
 
     Raises:
-      ConfigError: If `check_optimizer`, `check_unused` or `check_holds_none` rejects the optimizer,
-        or if it was made outside the strategy's scope.
+      ConfigError: If `check_optimizer` or `check_unused` rejects the optimizer, or if it was made
+        outside the strategy's scope.
     """
     check_optimizer(optimizer)
     if not strategy.extended.variable_created_in_scope(optimizer.iterations.value):
@@ -39,7 +39,6 @@ def prepare_optimizer(
     check_unused(optimizer, variables)
     with strategy.scope():
         optimizer.build(variables)
-    check_holds_none(optimizer)
     optimizer._all_reduce_sum_gradients = lambda gradients_and_variables: gradients_and_variables
 
 

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from ddl.optimizers.checks import refusing_reductions
+from ddl.optimizers.fused import by_kernels
 from ddl.step import gradients as gradient_path
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.compiled.deferred import Deferred
@@ -141,7 +142,7 @@ def _update(
         sharding.allocate(stand_ins)
     own = [shares[place] for place in part.places]
     strategy.run(fill, args=(own,))
-    with refusing_reductions(strategy):
+    with refusing_reductions(strategy), by_kernels([optimizer]):
         strategy.run(update, args=(own,))
     for variable, value in zip(updated, strategy.run(whole), strict=True):
         strategy.extended.update(variable.value, _assign, args=(value,), group=False)

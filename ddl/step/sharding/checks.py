@@ -8,23 +8,15 @@ from absl import logging
 
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError, either
-from ddl.optimizers import (
-    FusedAdagrad,
-    FusedAdam,
-    FusedAdamW,
-    FusedRMSprop,
-    FusedSGD,
-    MomentumSGD,
-)
+from ddl.optimizers import MomentumSGD
 
 _FLAG = "--shard_optimizer_state (Trainer.shard_optimizer_state)"
 
 _BY_ENTRY: tuple[type[keras.optimizers.Optimizer], ...] = (
-    *(FusedAdagrad, FusedAdam, FusedAdamW, FusedRMSprop, FusedSGD, MomentumSGD),
     *(keras.optimizers.Adadelta, keras.optimizers.Adagrad, keras.optimizers.Adam),
     *(keras.optimizers.AdamW, keras.optimizers.Adamax, keras.optimizers.Ftrl),
     *(keras.optimizers.Lion, keras.optimizers.Nadam, keras.optimizers.RMSprop),
-    keras.optimizers.SGD,
+    *(keras.optimizers.SGD, MomentumSGD),
 )
 """Optimizers that compute each entry of a weight from the same entry of gradient and slots."""
 

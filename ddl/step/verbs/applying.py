@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from ddl.optimizers.checks import refusing_reductions
-from ddl.optimizers.fused import rows_merged
+from ddl.optimizers.fused import by_kernels
 from ddl.step import gradients as gradient_path
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.compiled.deferred import Deferred
@@ -97,7 +97,7 @@ def _apply_whole(
         )
 
     # `with_each_row_once` has merged the rows.
-    with refusing_reductions(strategy), rows_merged(optimizers):
+    with refusing_reductions(strategy), by_kernels(optimizers):
         if any(part.frozen_until for part in parts):
             limited, norms = run(clipped, values)
             for part in parts:

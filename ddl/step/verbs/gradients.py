@@ -8,10 +8,9 @@ import keras
 import tensorflow as tf
 
 from ddl.errors import ConfigError, check_takes
-from ddl.optimizers.rows.duplicates import in_pairs
 from ddl.step import gradients as gradient_path
 from ddl.step.compiled.deferred import Deferred
-from ddl.step.gradients import Gradient
+from ddl.step.gradients import Gradient, in_pairs
 from ddl.step.sharding.in_shares import InShares
 from ddl.step.verbs.draws import same_on_replicas
 from ddl.step.verbs.misuse import NO_LIST, Guarded, mapped, scalar

@@ -9,8 +9,7 @@ import keras
 import tensorflow as tf
 
 from ddl.errors import ConfigError, check_takes, did_you_mean
-from ddl.optimizers.groups import Group
-from ddl.optimizers.named import ONLY
+from ddl.optimizers.groups import ONLY, Group
 from ddl.step.objective import Objective
 from ddl.step.verbs.gradients import Gradients
 from ddl.step.verbs.misuse import explained

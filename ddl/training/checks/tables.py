@@ -3,7 +3,7 @@
 import keras
 from absl import logging
 
-from ddl.optimizers.rows.sparse_updates import updates_rows
+from ddl.optimizers.fused import updates_rows
 from ddl.step.rows.summing import table_of
 from ddl.step.update import UpdateStep
 
@@ -50,7 +50,7 @@ def _reasons(
     reasons = []
     if not updates_rows(optimizer):
         reasons.append(
-            f"{type(optimizer).__name__} computes on all rows (FusedAdagrad and SGD without "
+            f"{type(optimizer).__name__} computes on all rows (Adagrad and SGD without "
             "momentum do not; ParameterGroups gives the table an optimizer of its own)"
         )
     if optimizer.weight_decay and optimizer._use_weight_decay(variable):

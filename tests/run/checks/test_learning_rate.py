@@ -38,7 +38,7 @@ def test_the_summary_is_computed_on_the_host(monkeypatch):
         devices.append(tf.constant(0.0).device)
         return dict.fromkeys(steps, 0.1)
 
-    monkeypatch.setattr("ddl.run.checks.learning_rate.learning_rates_at", rates)
+    monkeypatch.setattr("ddl.run.checks.learning_rate._learning_rates_at", rates)
     with tf.device("CPU:1"):
         learning_rate_summary(keras.optimizers.SGD(0.1), 100)
     assert [name.endswith("CPU:0") for name in devices] == [True]

@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 
 import ddl
-from ddl import optimizers
 from ddl.precision import set_precision
 from ddl.step.rows import summing
 from ddl.step.rows.dense import dense_if_compiled
@@ -92,7 +91,7 @@ def assert_same(one, other, atol=1e-12):
 @pytest.mark.usefixtures("gpu_path")
 @pytest.mark.parametrize(
     ("optimizer", "rows", "is_whole"),
-    [(optimizers.FusedAdam, 1000, True), (optimizers.FusedAdagrad, 1000, False)],
+    [(keras.optimizers.Adam, 1000, True), (keras.optimizers.Adagrad, 1000, False)],
 )
 def test_a_compiled_update_computes_the_same(optimizer, rows, is_whole):
     compiled, plain = (trained(choice, rows, optimizer, clip_norm=0.1) for choice in ("on", "off"))
@@ -103,7 +102,7 @@ def test_a_compiled_update_computes_the_same(optimizer, rows, is_whole):
 @pytest.mark.usefixtures("gpu_path")
 def test_a_gradient_without_a_shape():
     compiled, plain = (
-        trained(choice, 40, optimizers.FusedAdagrad, Rows) for choice in ("on", "off")
+        trained(choice, 40, keras.optimizers.Adagrad, Rows) for choice in ("on", "off")
     )
     assert compiled._parts.update.is_whole
     assert_same(compiled, plain)
@@ -121,7 +120,7 @@ def test_microbatches_add_up_rows(monkeypatch):
 
     monkeypatch.setattr(summing, "_rows", noted)
     compiled, plain = (
-        trained(choice, 1000, optimizers.FusedAdam, accumulation_steps=2)
+        trained(choice, 1000, keras.optimizers.Adam, accumulation_steps=2)
         for choice in ("on", "off")
     )
     assert given

@@ -1,4 +1,4 @@
-"""FusedAdagrad moves the same rows whatever the layout, and whatever looks them up."""
+"""Adagrad moves the same rows whatever the layout, and whatever looks them up."""
 
 import functools
 
@@ -8,7 +8,6 @@ import pytest
 import tensorflow as tf
 
 import ddl
-from ddl.optimizers import FusedAdagrad
 from ddl.precision import set_precision
 from tests.conftest import make_strategy
 
@@ -62,7 +61,7 @@ def trained(where, accumulation_steps):
     keras.utils.set_random_seed(1)
     strategy = make_strategy(*where)
     with strategy.scope():
-        task, optimizer = Scores(), FusedAdagrad(0.1)
+        task, optimizer = Scores(), keras.optimizers.Adagrad(0.1)
         trainer = ddl.Trainer(
             task,
             optimizer,
@@ -97,21 +96,3 @@ def test_rows_without_gradient_stay_in_tables_of_each_kind():
         np.testing.assert_allclose(of_kind, tables[:, 0], rtol=0, atol=1e-12)
     np.testing.assert_array_equal(tables[:, :, [4, 8]], 1)
     assert np.all(tables[1][:, [0, 1, 2, 3, 5, 6, 7]] != 1)
-
-
-def test_an_optimizer_of_a_trainer_merges_rows_in_a_loop_of_ones_own():
-    optimizer, tables, _ = trained(("one_device", 1), 1)
-    before = [table.numpy() for table in tables]
-    slots = [slot.numpy() for slot in optimizer.variables]
-    after = []
-    for values, rows in (([[1.0, 1]] * 2, [8, 8]), ([[2.0, 2]], [8])):
-        gradient = tf.IndexedSlices(tf.constant(values, tf.float64), rows, [ROWS, 2])
-        rest = [tf.zeros_like(v) for v in optimizer._trainable_variables]
-        place = next(i for i, v in enumerate(optimizer._trainable_variables) if v is tables[0])
-        rest[place] = gradient
-        optimizer.apply(rest)
-        after.append(tables[0].numpy())
-        for variable, value in zip((*tables, *optimizer.variables), before + slots, strict=True):
-            variable.assign(value)
-    np.testing.assert_allclose(after[0], after[1], rtol=0, atol=1e-12)
-    assert np.any(after[0][8] != before[0][8])

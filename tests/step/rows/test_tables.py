@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import ddl
-from ddl.optimizers import FusedAdagrad, FusedSGD, MomentumSGD
-from ddl.optimizers.rows.sparse_updates import updates_rows
+from ddl.optimizers import MomentumSGD
+from ddl.optimizers.fused import updates_rows
 from ddl.precision import set_precision
 from tests.conftest import make_strategy
 from tests.training.rewinding import Start
@@ -57,7 +57,7 @@ def examples():
 ALL = {"clip_norm": 0.5, "loss_scale": ddl.LossScale(initial=8.0)}
 
 
-def trainer(where, layer=keras.layers.Embedding, optimizer=FusedAdagrad, **arguments):
+def trainer(where, layer=keras.layers.Embedding, optimizer=keras.optimizers.Adagrad, **arguments):
     set_precision("float64")
     keras.utils.set_random_seed(3)
     strategy = make_strategy(*where)
@@ -196,7 +196,9 @@ def test_says_at_the_start_which_updates_move_all_rows(caplog):
             task = Reads()
             task.model.layers[0].table.regularizer = arguments.pop("regularizer", None)
             ddl.Trainer(task, optimizer, {"x": np.zeros([4, 2], int)}, global_batch_size=4)
-            ddl.Trainer(task, FusedSGD(0.1), {"x": np.zeros([4, 2], int)}, global_batch_size=4)
+            ddl.Trainer(
+                task, keras.optimizers.SGD(0.1), {"x": np.zeros([4, 2], int)}, global_batch_size=4
+            )
         return [record.getMessage() for record in caplog.records if "rows" in record.getMessage()]
 
     l2 = keras.regularizers.L2(0.1)
@@ -216,13 +218,10 @@ def test_says_at_the_start_which_updates_move_all_rows(caplog):
 @pytest.mark.parametrize(
     ("optimizer", "expected"),
     [
-        (FusedAdagrad(0.1), True),
-        (FusedSGD(0.1), True),
+        (keras.optimizers.Adagrad(0.1), True),
         (MomentumSGD(0.1, momentum=0.0), True),
         (keras.optimizers.SGD(0.1), True),
         (keras.optimizers.SGD(0.1, momentum=0.9), False),
-        (FusedSGD(0.1, momentum=0.9), False),
-        (keras.optimizers.Adagrad(0.1), False),
         (keras.optimizers.Adam(0.1), False),
     ],
     ids=lambda value: getattr(value, "name", value),

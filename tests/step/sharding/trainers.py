@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 import ddl
-from ddl.optimizers.named import by_name
+from ddl.optimizers.groups import by_name
 from ddl.precision import set_precision
 from tests.training.overflowing import Overflowing, second_batch_on
 

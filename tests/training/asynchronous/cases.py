@@ -64,7 +64,7 @@ def ranges(strategy: tf.distribute.Strategy) -> Any:
 
 def rmsprop(strategy: tf.distribute.Strategy) -> Any:
     """Returns the loss with an optimizer that creates a temporary variable in each update."""
-    trained = trainer(strategy, "float32", lambda: ddl.optimizers.FusedRMSprop(0.001))
+    trained = trainer(strategy, "float32", lambda: keras.optimizers.RMSprop(0.001))
     return trained.train(400)["loss"]
 
 

@@ -8,7 +8,6 @@ import pytest
 import tensorflow as tf
 
 import ddl
-from ddl import optimizers
 from ddl.precision import set_precision
 from ddl.step.compiled.compiler import Compiler
 from ddl.training.loop import repeated
@@ -40,7 +39,7 @@ def in_pieces(traced):
 
 CASE = Case(
     functools.partial(mlp, dropout=0.3),
-    lambda: optimizers.FusedAdam(0.01),
+    lambda: keras.optimizers.Adam(0.01),
     WEIGHED,
     {"clip_norm": 0.05},
 )
@@ -90,7 +89,7 @@ def test_ends_at_the_update_that_is_one_skip_too_many(pieces):
 def test_stops_between_two_pieces(monkeypatch):
     monkeypatch.setattr(repeated, "_AT_ONCE", 2)
     trainer = make_trainer(
-        Case(mlp, lambda: optimizers.FusedSGD(0.05), UNEVEN),
+        Case(mlp, lambda: keras.optimizers.SGD(0.05), UNEVEN),
         make_strategy("one_device", 1),
         "float32",
         jit_compile="on",
@@ -114,7 +113,7 @@ def test_updates_of_rows_stay_apart(pieces):
         data = generator.integers(0, 1000, (40, 3)), generator.integers(0, 2, 40)
         trainer = ddl.Trainer(
             ddl.Classification(model),
-            optimizers.FusedAdagrad(0.1),
+            keras.optimizers.Adagrad(0.1),
             data,
             global_batch_size=8,
             jit_compile=jit_compile,

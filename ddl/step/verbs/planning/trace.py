@@ -42,7 +42,7 @@ def plan_step(
 
     Args:
       task: A task with a `step`.
-      groups: The Trainer's optimizers (`ddl.optimizers.named.groups_by_name`).
+      groups: The Trainer's optimizers (`ddl.optimizers.groups.groups_by_name`).
       objective: Builds the objective of a loss for the data of a source, which builds the models.
       strategy: The strategy.
       data: The pipeline of each source, by its name.

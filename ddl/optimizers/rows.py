@@ -1,4 +1,6 @@
-"""Subtraction from rows of a table."""
+"""Sparse gradients: the rows of a table that they name, and their dense form."""
+
+from typing import Any
 
 import tensorflow as tf
 
@@ -21,3 +23,13 @@ def subtract_rows(variable: tf.Variable, rows: tf.Tensor, values: tf.Tensor) -> 
         return
     before = tf.raw_ops.ResourceGather(resource=handle, indices=rows, dtype=values.dtype)
     tf.raw_ops.ResourceScatterUpdate(resource=handle, indices=rows, updates=before - values)
+
+
+def dense(gradient: tf.Tensor | tf.IndexedSlices, variable: Any) -> tf.Tensor:
+    """Returns a dense gradient of a variable's dtype and static shape; repeated rows are summed.
+
+    The shape of a sparse gradient may be a tensor, as within tf.cond.
+    """
+    values = tf.cast(tf.convert_to_tensor(gradient), variable.dtype)
+    known = values.shape.is_fully_defined()
+    return values if known else tf.ensure_shape(values, variable.shape)

@@ -1,1 +1,0 @@
-"""Updates of the rows of a table that a sparse gradient names."""
