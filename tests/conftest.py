@@ -20,7 +20,7 @@ from tensorflow.python.framework import ops
 from ddl import output
 from ddl.checking import processes
 from ddl.checkpoints.checkpoints import Checkpoints
-from ddl.devices import path as device_path
+from ddl.distribution import path as device_path
 from ddl.distribution.communication import Communication, cross_device_ops
 from ddl.microbatch import Microbatch
 from ddl.random import batch_counter

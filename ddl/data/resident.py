@@ -13,9 +13,8 @@ import tensorflow as tf
 
 from ddl.data.features import taken_by_tensorflow
 from ddl.data.source import Source
-from ddl.devices.path import path_of
-from ddl.devices.replicas import local_devices
-from ddl.devices.wide_integers import narrowed
+from ddl.distribution.devices import local_devices
+from ddl.distribution.path import path_of
 from ddl.errors import ConfigError
 
 _RESIDENT_UP_TO_BYTES = 256 << 20
@@ -56,7 +55,7 @@ class Packing:
         if spec.dtype.name in self.kept:
             return rows
         if spec.dtype.name in self.widened:
-            return narrowed(rows, spec.dtype)
+            return tf.cast(rows, spec.dtype)
         parts = rows.dtype.size // spec.dtype.size
         values = tf.bitcast(rows, spec.dtype)
         values = tf.reshape(values, [rows.shape[0], rows.shape[1] * parts])

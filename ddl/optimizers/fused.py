@@ -17,8 +17,8 @@ import tensorflow as tf
 from absl import logging
 
 from ddl import microbatch
-from ddl.devices.packing import Packed, zero_variable
-from ddl.devices.path import path_of
+from ddl.distribution.path import path_of
+from ddl.optimizers.packing import Packed, zero_variable
 from ddl.optimizers.rows.duplicates import merge_duplicates
 
 

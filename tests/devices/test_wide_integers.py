@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ddl.devices.wide_integers import as_int64, narrowed
+from ddl.distribution.path import as_int64, narrowed
 
 VALUES = np.array([3, 0, 2**31 - 1])
 

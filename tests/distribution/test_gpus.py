@@ -3,10 +3,10 @@
 import pytest
 import tensorflow as tf
 
-from ddl.devices.path import GPU, VIRTUAL_GPU, path_of
 from ddl.distribution import devices
 from ddl.distribution.communication import Communication, cross_device_ops
 from ddl.distribution.devices import configure_devices, describe_devices
+from ddl.distribution.path import GPU, VIRTUAL_GPU, path_of
 from ddl.errors import ConfigError, DeviceError
 
 MEMORY = 8192

@@ -3,7 +3,6 @@
 import socket
 
 import pytest
-
 from ddl.distribution.grpc_probe import ask
 
 

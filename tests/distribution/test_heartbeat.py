@@ -7,9 +7,9 @@ import threading
 import time
 
 import pytest
+from ddl.distribution.heartbeat import Peers
 
 from ddl.distribution import heartbeat as module
-from ddl.distribution.heartbeat import Peers
 
 
 class Ended(list):

@@ -4,8 +4,8 @@ import socket
 import time
 
 import pytest
-
 from ddl.distribution.joining import wait_for_workers
+
 from ddl.errors import AddressTaken, ConfigError, WorkerLost
 
 

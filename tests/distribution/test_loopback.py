@@ -6,10 +6,10 @@ import socket
 from types import SimpleNamespace
 
 import pytest
+from ddl.distribution.loopback import close_to_other_machines, is_on_this_machine, listening_sockets
 
 from ddl.distribution import loopback, parameter_servers
-from ddl.distribution.loopback import close_to_other_machines, is_on_this_machine, listening_sockets
-from ddl.distribution.timeouts import ClusterTimeouts
+from ddl.distribution.cluster import ClusterTimeouts
 from tests.distribution.whole_clusters import addresses
 
 

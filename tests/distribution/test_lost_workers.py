@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddl.distribution.timeouts import ClusterTimeouts
+from ddl.distribution.cluster import ClusterTimeouts
 from tests.distribution.whole_clusters import (
     addresses,
     arguments,

@@ -11,8 +11,8 @@ import time
 import pytest
 
 from ddl.distribution import parameter_servers
+from ddl.distribution.cluster import ClusterTimeouts
 from ddl.distribution.parameter_servers import serves_here
-from ddl.distribution.timeouts import ClusterTimeouts
 from ddl.errors import ConfigError
 from tests.processes import commands, forked
 from tests.run.whole_runs import ROOT, lines, tensors

@@ -14,7 +14,7 @@ from tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver import
 
 from ddl.cli.commands import parse
 from ddl.cli.flags import main_flags
-from ddl.distribution.slurm import join_cluster, slurm_tf_config
+from ddl.distribution.cluster import join_cluster, slurm_tf_config
 from ddl.errors import ConfigError
 
 CLUSTERS = Path(__file__).parents[2] / "configs" / "clusters"

@@ -2,8 +2,7 @@ import json
 
 import pytest
 
-from ddl.distribution.slurm import join_cluster
-from ddl.distribution.tf_config import cluster_role
+from ddl.distribution.cluster import cluster_role, join_cluster
 from ddl.errors import ConfigError
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from ddl.distribution.timeouts import ClusterTimeouts
+from ddl.distribution.cluster import ClusterTimeouts
 from ddl.errors import ConfigError
 
 

@@ -6,11 +6,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ddl.devices.packing import Packed, norms, unstacked
 from ddl.errors import check_no_text
 from ddl.optimizers.exclusions import excluded
 from ddl.optimizers.fused import Together, dense, temporary
 from ddl.optimizers.layerwise.norms import check_not_negative, norm, or_one, or_ones
+from ddl.optimizers.packing import Packed, norms, unstacked
 
 
 @keras.saving.register_keras_serializable("ddl")

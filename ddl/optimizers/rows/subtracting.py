@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from ddl.devices.path import path_of
+from ddl.distribution.path import path_of
 
 
 def subtract_rows(variable: tf.Variable, rows: tf.Tensor, values: tf.Tensor) -> None:

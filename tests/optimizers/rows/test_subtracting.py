@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ddl.devices.path import CPU, GPU, taking
+from ddl.distribution.path import CPU, GPU, taking
 from ddl.optimizers import FusedAdagrad, FusedSGD
 from ddl.optimizers.rows.subtracting import subtract_rows
 

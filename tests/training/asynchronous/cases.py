@@ -20,9 +20,9 @@ import tensorflow as tf
 
 import ddl
 from ddl import config, microbatch
+from ddl.distribution.cluster import ClusterTimeouts
 from ddl.distribution.communication import Communication
 from ddl.distribution.parameter_servers import build_parameter_server_strategy, start_server
-from ddl.distribution.timeouts import ClusterTimeouts
 from ddl.launcher.tasks import cluster_tasks, free_ports, tf_configs
 from ddl.precision import LossScale, set_precision
 from ddl.run import train
