@@ -97,9 +97,8 @@ def close_to_other_machines(cluster: Mapping[str, Sequence[str]], own: str) -> N
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
     except (OSError, AttributeError) as error:  # no /proc, or no such option
         say(
-            f"The server at port {port} accepts connections from other machines, since it could "
-            f"not be bound to the loopback device: {error}. Close the port in the firewall; see "
-            "docs/trust.md."
+            f"Other machines can connect to port {port}, which could not be bound to the loopback "
+            f"device: {error}. Close the port in the firewall; see docs/trust.md."
         )
 
 
@@ -107,7 +106,9 @@ def _listening_at(port: int) -> list[socket.socket]:
     """Returns copies of this process's sockets that listen at a port."""
     found = []
     for entry in os.listdir("/proc/self/fd"):
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):  # closed, or no socket
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):  # closed meanwhile
+            if not os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
+                continue
             one = stack.enter_context(socket.fromfd(int(entry), socket.AF_INET, socket.SOCK_STREAM))
             listens = one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
             if listens and one.getsockname()[1:2] == (port,):  # of a Unix socket, it is a text

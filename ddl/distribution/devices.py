@@ -70,9 +70,8 @@ def configure_devices(
         if present != wanted:
             raise DeviceError(
                 f"{wanted} {'GPUs' if num_virtual_devices is None else 'virtual devices'} are "
-                f"requested, but TensorFlow already started with "
-                f"{present}. Request them before the first TensorFlow operation of the process, or "
-                "start a new process."
+                f"requested, but TensorFlow already started with {present}. Request them before "
+                "the first TensorFlow operation of the process, or start a new process."
             ) from error
 
 

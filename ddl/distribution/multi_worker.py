@@ -223,10 +223,15 @@ class Peers:
         for other in self._connections:
             _send(other, b"%s %s\n" % (_LOST, loss.encode()))
         text = f"{loss}. {_REMEDY}"
-        threading.Thread(target=_break_off, args=(text,), daemon=True).start()
+        threading.Thread(target=self._abort, args=(text,), daemon=True).start()
         if not self._is_over.wait(self._grace):
             say(text)
             self._end(errors.WorkerLost.exit_status)
+
+    @staticmethod
+    def _abort(text: str) -> None:
+        """Aborts pending collectives, which then raise an error. May block."""
+        context.context().abort_collective_ops(tf.errors.UNAVAILABLE, text)
 
     def _hear(self, connection: socket.socket, name: str) -> tuple[str, float]:
         """Reads until a worker ends or is lost; returns how, and for how long to bear that."""
@@ -255,11 +260,6 @@ class Peers:
                     return f"{name} ended alone with status {int(rest)}, {stall:g} s ago", stall
                 if word == _ENDED:
                     return f"{name} ended with status {int(rest)}", 0.0
-
-
-def _break_off(text: str) -> None:
-    """Aborts pending collectives, which then raise an error. May block."""
-    context.context().abort_collective_ops(tf.errors.UNAVAILABLE, text)
 
 
 def _send(connection: socket.socket, line: bytes) -> None:

@@ -98,7 +98,7 @@ def _tpu(timeout: float) -> tf.distribute.Strategy:
         raise DeviceError(
             f"TensorFlow found no TPU {name!r} (environment variable TPU_NAME). On a TPU VM, "
             "install libtpu. For a remote TPU, set TPU_NAME to its address, such as "
-            f"grpc://10.0.0.2:8470. ({type(error).__name__}: {str(error)[:80]}…)"
+            f"grpc://10.0.0.2:8470. ({type(error).__name__}: {str(error)[:80]})"
         ) from error
 
 

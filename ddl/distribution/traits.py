@@ -53,8 +53,7 @@ TRAITS: dict[StrategyName, Traits] = {
     "tpu": Traits(
         "TPUStrategy",
         replicates_handles=True,
-        note="This strategy has not been run on TPU hardware yet. PRECISION = 'mixed_bfloat16' is "
-        "fastest there.",
+        note="This strategy has not been run on TPU hardware yet. Use PRECISION = 'mixed_bfloat16'.",
     ),
 }
 
