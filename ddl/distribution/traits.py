@@ -53,7 +53,7 @@ TRAITS: dict[StrategyName, Traits] = {
     "tpu": Traits(
         "TPUStrategy",
         replicates_handles=True,
-        note="This strategy has not been run on TPU hardware yet. Use PRECISION = 'mixed_bfloat16'.",
+        note="This strategy has not been run on TPUs yet. Use PRECISION = 'mixed_bfloat16'.",
     ),
 }
 

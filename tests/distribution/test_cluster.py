@@ -190,7 +190,7 @@ def test_who_is_no_worker_is_told(monkeypatch, task):
     ],
 )
 def test_another_form_is_told(monkeypatch, text):
-    """For each strategy: TensorFlow reads TF_CONFIG for mirrored, too, and raises errors of its own."""
+    """TensorFlow reads TF_CONFIG for mirrored, too, and raises errors of its own."""
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(ConfigError, match="TF_CONFIG must be a JSON object in TensorFlow's form"):
         join_cluster()
