@@ -62,7 +62,7 @@ def test_rows_are_the_models_outputs_in_order(finished, whole, tmp_path, capsys)
     assert list(rows) == ["label", "output"]
     np.testing.assert_array_equal(rows["label"], labels)
     np.testing.assert_allclose(rows["output"], model(images), rtol=1e-5, atol=1e-5)
-    # On four replicas, own weights, another source with weights and texts.
+    # On four replicas, another source with weights and texts.
     images = images[:77]
     np.savez(tmp_path / "data.npz", image=images, weight=np.arange(77) % 2 / 2)
     path = tmp_path / "own.jsonl"
