@@ -178,7 +178,7 @@ def test_who_is_no_worker_is_told(monkeypatch, task):
     [
         *("{", "[]", '{"cluster": [1]}', '{"cluster": {"worker": 3}}', '{"task": {"index": "x"}}'),
         '{"cluster": {"worker": "localhost:1234"}}',  # a text has letters, which are no addresses
-        '{"cluster": {"worker": ["localhost:99999999", "localhost:2"]}}',
+        '{"cluster": {"worker": ["localhost:65536", "localhost:2"]}}',
         '{"cluster": {"worker": [1, null]}}',
         '{"cluster": {"worker": ["localhost", "localhost:2"]}}',
         '{"cluster": {"worker": ["localhost:1", " localhost:2"]}}',
