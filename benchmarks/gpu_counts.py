@@ -75,7 +75,7 @@ def measure(quick: bool) -> Iterator[Report]:
 def update_of(row: Row) -> Any:
     """Traces a trainer on the second CPU device and those after it; see `tests.gpu.updates`."""
     import ddl
-    from ddl.devices.path import taking
+    from ddl.distribution.path import taking
     from tests.gpu.places import of_gpus
     from tests.gpu.updates import evaluation_of, update_of
 

@@ -325,3 +325,18 @@ class Microbatch:
         _, call = self.call_number(_KERAS)
         key = tf.constant([self.stream(self.seed, self.training, call)], tf.int64)
         return seed_at(key, counter_at(self.counter, self.first_row))
+
+
+class CannotCompileError(BaseException):
+    """Ends the trace of a compiled piece. An `except Exception` in a layer does not catch it.
+
+    Attributes:
+      reason: The operation with its layer, and why XLA cannot compile it; a clause without a full
+        stop.
+      remedy: A sentence, or "".
+    """
+
+    def __init__(self, reason: str, remedy: str = ""):
+        """Keeps the arguments."""
+        super().__init__(reason)
+        self.reason, self.remedy = reason, remedy

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from ddl.devices import packing, path
+from ddl.distribution import path
+from ddl.optimizers import packing
 
 FEW_KERNELS = dataclasses.replace(path.CPU, packs_tensors=True)
 

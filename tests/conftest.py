@@ -17,8 +17,7 @@ from tensorflow.python.framework import ops
 
 from ddl import output
 from ddl.checkpoints.checkpoints import Checkpoints
-from ddl.devices import path as device_path
-from ddl.distribution.communication import Communication, cross_device_ops
+from ddl.distribution import path as device_path
 from ddl.microbatch import Microbatch
 from ddl.random import batch_counter
 from ddl.training.checks.row_independence import RowIndependence
@@ -146,9 +145,7 @@ class LikeGpus(tf.distribute.MirroredStrategy):
     def __init__(self, replicas: int, first: int = 0):
         self._collective_key_base = next(self._groups)
         self.distributed: list[tf.data.Dataset] = []
-        all_reduce = cross_device_ops(Communication(), device_path.GPU)
-        devices = [f"CPU:{first + i}" for i in range(replicas)]
-        super().__init__(devices, cross_device_ops=all_reduce)
+        super().__init__([f"CPU:{first + i}" for i in range(replicas)])
 
     def experimental_distribute_dataset(self, dataset, options=None):
         self.distributed.append(dataset)

@@ -14,21 +14,20 @@ PACKAGE = Path(ddl.__file__).parent
 BENCHMARKS = Path(benchmarks.__file__).parent
 
 GROUND = {
-    *("choices", "errors", "figures", "files", "microbatch", "output", "devices"),
+    *("choices", "errors", "figures", "files", "microbatch", "output"),
     *("precision", "random", "seeds", "signals", "user_code"),
 }
 _LEARNING = {"data", "layers", "metrics", "models", "tasks", "optimizers"}
 
 # Each package with all that it may import: only packages that stand before it in this list.
 MAY_IMPORT: dict[str, set[str]] = {
-    "devices": {"microbatch"},
     "config": {"choices", "errors", "user_code"},
     "distribution": GROUND,
     "layers": {"distribution"} | GROUND,
     "models": {"layers"} | GROUND,
     "metrics": GROUND,
-    "tasks": {"layers", "metrics"} | GROUND,
-    "optimizers": GROUND,
+    "tasks": {"layers", "metrics", "distribution"} | GROUND,
+    "optimizers": {"distribution"} | GROUND,
     "data": {"distribution"} | GROUND,
     "step": {"data", "layers", "metrics", "optimizers", "tasks", "distribution"} | GROUND,
     "training": {"step", "distribution"} | _LEARNING | GROUND,
@@ -38,7 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | _LEARNING
     | GROUND,
     "checking": {"run", "training", "distribution", "config"} | _LEARNING | GROUND,
-    "cli": {"run", "config", "distribution"} | GROUND,
+    "cli": {"run", "training", "config", "distribution"} | GROUND,
     "launcher": {"errors", "choices", "output"},
 }
 # The base modules, of which the later may import the earlier.

@@ -11,6 +11,14 @@ import pytest
 from ddl.signals import StopSignals, deferring_interrupt
 
 
+@pytest.fixture(autouse=True)
+def _python_answers_interrupts():
+    """A shell that starts the tests in the background ignores SIGINT, and Python keeps that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def wait_for(condition):
     for _ in range(500):
         if condition():

@@ -12,8 +12,7 @@ from ddl.checkpoints.comparison import compare, object_graph, parts_of, some, vi
 from ddl.checkpoints.contents import BESIDE_ATTRIBUTES, saved_variables
 from ddl.checkpoints.directory import Metadata, OfSources, SavedCheckpoint, first_line, readable
 from ddl.checkpoints.replica_statistics import ReplicaStatistics
-from ddl.devices.replicas import is_on_server, replica_devices
-from ddl.distribution.traits import name_of
+from ddl.distribution.devices import is_on_server, replica_devices
 from ddl.errors import ModelDirectoryError
 from ddl.step.state import TrainingState
 from ddl.tasks.parts import layers_of
@@ -58,7 +57,7 @@ def metadata_of(
         seconds=trainer.pace.total_seconds,
         scheduled=scheduled,
         ended_by=ended_by,
-        strategy=name_of(trainer.strategy),
+        strategy=type(trainer.strategy).__name__,
         device=tf.DeviceSpec.from_string(replica_devices(trainer.strategy)[0]).device_type,
         shard_optimizer_state=trainer.sharding is not None,
         jit_compile=trainer.jit_compile,

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.checkpoints.slots import WholeSlot
-from ddl.devices.replicas import is_on_server
+from ddl.distribution.devices import is_on_server
 from ddl.errors import ConfigError
 
 _OTHERS = (

@@ -60,7 +60,7 @@ def main_flags() -> flags.FlagValues:
         "Seconds after which a worker counts as lost that does not join (by default 60) or stalls "
         "(300); one whose machine does not answer is lost after 30 at most."
     )
-    seconds("worker_timeout", None, lost)
+    flags.DEFINE_float("worker_timeout", None, lost, lower_bound=1, flag_values=values)
     return values
 
 

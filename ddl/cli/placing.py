@@ -25,12 +25,12 @@ def build_placement(values: flags.FlagValues) -> "Placement | None":
       DdlError: If the config, the devices or the cluster cannot be used.
     """
     from ddl import config
-    from ddl.distribution.slurm import check_cluster, join_cluster
+    from ddl.distribution.cluster import join_cluster
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # hides TensorFlow's start-up messages
-    # Cluster and config are checked as far as possible before TensorFlow is imported.
-    if check_cluster(values.cluster) == "tf_config":
-        return_freed_memory_of_server()
+    # Cluster and config are checked before TensorFlow is imported, except for a Slurm step.
+    join_cluster(values.cluster)
+    return_freed_memory_of_server()
     # A config imports the user's own modules, from the current folder.
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -42,14 +42,14 @@ def build_placement(values: flags.FlagValues) -> "Placement | None":
     )
 
     from ddl.distribution import parameter_servers
+    from ddl.distribution.cluster import ClusterTimeouts
     from ddl.distribution.communication import Communication
     from ddl.distribution.devices import configure_devices
     from ddl.distribution.strategies import build_strategy, choose_strategy
-    from ddl.distribution.timeouts import ClusterTimeouts
     from ddl.distribution.traits import TRAITS
     from ddl.run.placement import Placement
+    from ddl.training.asynchronous.watch import watch_tasks
 
-    join_cluster(values.cluster)
     configure_devices(
         values.num_virtual_devices, gpus_of(values), deterministic_ops=values.deterministic_ops
     )
@@ -61,10 +61,12 @@ def build_placement(values: flags.FlagValues) -> "Placement | None":
     if TRAITS[name].asynchronous and parameter_servers.serves_here():
         parameter_servers.serve(timeouts)
         return None
-    communication = Communication()
+    strategy = build_strategy(name, Communication(), timeouts)
+    if TRAITS[name].asynchronous:
+        watch_tasks(timeouts)
     return Placement(
-        build_strategy(name, communication, timeouts),
-        communication,
+        strategy,
+        Communication(),
         values.steps_per_loop,
         jit_compile=values.jit_compile,
         shard_optimizer_state=values.shard_optimizer_state,
@@ -78,7 +80,7 @@ def return_freed_memory_of_server() -> None:
     variables that are made while they are initialized and saved. A server applies updates, which
     oneDNN does not speed up. A value that the environment has already stays.
     """
-    from ddl.distribution.tf_config import cluster_role
+    from ddl.distribution.cluster import cluster_role
 
     if cluster_role().kind == "ps":
         os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")

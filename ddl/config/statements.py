@@ -189,7 +189,8 @@ class Reader:
             # The tokenizer notices an open bracket only at the end of the text.
             lines = text.splitlines()
             row = min(getattr(error, "lineno", None) or len(lines), len(lines))
-            reason = " ".join(str(error.args[0]).split()).rstrip(".")
+            # gin begins with an object of `ast`, and ends with the text that it could not parse.
+            reason = str(error.args[0]).rpartition("\n")[2].strip().rstrip(".")
             what = f"Cannot parse this: {reason}. Write NAME = value with a number such as 0.05, "
             what += "'text', True, False, None, %NAME, @name() or a list, and no expression."
             raise ConfigError(complain(Location(file, row, None, lines[row - 1]), what)) from None

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ddl.devices.path import path_of
+from ddl.distribution.path import path_of
 from ddl.microbatch import is_compiled
 
 

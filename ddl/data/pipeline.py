@@ -16,8 +16,7 @@ from ddl.data.order import batch_indices, steps_per_epoch
 from ddl.data.resident import ResidentArrays, gather
 from ddl.data.source import Source
 from ddl.data.stream import Stream
-from ddl.devices.path import path_of
-from ddl.devices.wide_integers import narrowed
+from ddl.distribution.path import path_of
 from ddl.distribution.workers import Workers
 from ddl.microbatch import Microbatch
 from ddl.random import batch_counter
@@ -229,7 +228,7 @@ class BatchPipeline:
             return _weighted(features, element["weight"])
         spec = self.element_spec
         wide = {name for name, rows in element.items() if rows.dtype != spec[name].dtype}
-        return {**element, **{name: narrowed(element[name], spec[name].dtype) for name in wide}}
+        return {**element, **{name: tf.cast(element[name], spec[name].dtype) for name in wide}}
 
     def microbatch(
         self, batch: Batch, features: Mapping[str, tf.Tensor], number: Any = 0, **others: Any

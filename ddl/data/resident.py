@@ -12,9 +12,8 @@ import tensorflow as tf
 
 from ddl.data.features import taken_by_tensorflow
 from ddl.data.source import Source
-from ddl.devices.path import path_of
-from ddl.devices.replicas import local_devices
-from ddl.devices.wide_integers import narrowed
+from ddl.distribution.path import path_of
+from ddl.distribution.devices import local_devices
 from ddl.errors import ConfigError
 
 _RESIDENT_UP_TO_BYTES = 256 << 20
@@ -115,7 +114,7 @@ def _unpacked(rows: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
     if rows.dtype == spec.dtype:
         return rows
     if spec.dtype.name in _WIDENED:
-        return narrowed(rows, spec.dtype)
+        return tf.cast(rows, spec.dtype)
     values = tf.reshape(tf.bitcast(rows, spec.dtype), [rows.shape[0], -1])
     return tf.reshape(values[:, : spec.shape.num_elements()], [rows.shape[0], *spec.shape])
 

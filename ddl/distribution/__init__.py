@@ -5,23 +5,14 @@ TensorFlow.
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from ddl.distribution.communication import Communication
-    from ddl.distribution.devices import configure_devices, describe_devices
-    from ddl.distribution.strategies import build_strategy
-    from ddl.distribution.workers import Workers
+from typing import Any
 
 _HOME = {
     "Communication": "communication",
     "Workers": "workers",
     "build_strategy": "strategies",
     "configure_devices": "devices",
-    "describe_devices": "devices",
 }
-
-__all__ = ["Communication", "Workers", "build_strategy", "configure_devices", "describe_devices"]
 
 
 def __getattr__(name: str) -> Any:
@@ -31,4 +22,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return list(_HOME)

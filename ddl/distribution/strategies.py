@@ -4,27 +4,19 @@
 model is built.
 """
 
+import os
 from collections.abc import Callable
 
 import tensorflow as tf
 
-from ddl.choices import (
-    STRATEGIES,
-    StrategyName,
-)
-from ddl.devices.path import path_for
-from ddl.distribution.communication import Communication, cross_device_ops
+from ddl.choices import STRATEGIES, StrategyName
+from ddl.distribution.addresses import ask
+from ddl.distribution.cluster import ClusterTimeouts, cluster_role
+from ddl.distribution.communication import Communication
 from ddl.distribution.multi_worker import build_multi_worker_strategy
-from ddl.distribution.parameter_servers import (
-    build_parameter_server_strategy,
-)
-from ddl.distribution.tf_config import cluster_role
-from ddl.distribution.timeouts import ClusterTimeouts
-from ddl.distribution.tpu import build_tpu_strategy
-from ddl.distribution.traits import strategy_of_cluster
-from ddl.errors import ConfigError, check_choice
-
-_TPU_TIMEOUT = 10.0
+from ddl.distribution.parameter_servers import build_parameter_server_strategy
+from ddl.distribution.path import path_for
+from ddl.errors import DeviceError, check_choice
 
 
 def build_strategy(
@@ -41,20 +33,20 @@ def build_strategy(
 
     Args:
       name: Name of the strategy.
-      communication: Options for the communication of gradients; None for the defaults.
+      communication: Options for the communication of gradients between workers; None for the
+        defaults.
       timeouts: Timeouts of the cluster; None for the defaults. `tpu` waits at most 10 s instead of
         a longer `join`.
 
     Raises:
-      ConfigError: If the name is unknown, or TF_CONFIG or an option does not fit the strategy.
+      ConfigError: If the name is unknown, or TF_CONFIG does not fit the strategy.
       DeviceError: If `tpu` finds no TPU.
       WorkerLost: If another process of the cluster does not join in time.
       AddressTaken: If another process uses this worker's port.
     """
     check_choice("strategy", name, STRATEGIES)
-    communication, timeouts = communication or Communication(), timeouts or ClusterTimeouts()
-    name = choose_strategy(name)
-    return BUILDERS[name](communication, timeouts)
+    build = BUILDERS[choose_strategy(name)]
+    return build(communication or Communication(), timeouts or ClusterTimeouts())
 
 
 def choose_strategy(name: StrategyName) -> StrategyName:
@@ -68,54 +60,46 @@ def choose_strategy(name: StrategyName) -> StrategyName:
     if name != "auto":
         return name
     role = cluster_role()
-    if of_cluster := strategy_of_cluster(len(role.workers), "ps" in role.cluster):
-        return of_cluster
-    if len(tf.config.list_logical_devices("GPU")) > 1:
-        return "mirrored"
-    return "one_device"
+    if "ps" in role.cluster:
+        return "parameter_server"
+    if len(role.workers) > 1:
+        return "multi_worker_mirrored"
+    return "mirrored" if len(tf.config.list_logical_devices("GPU")) > 1 else "one_device"
 
 
-# ------------------------------------------------------------ builders
-
-
-def _one_device(communication: Communication, timeouts: ClusterTimeouts) -> tf.distribute.Strategy:
-    return tf.distribute.OneDeviceStrategy(_devices()[0])
-
-
-def _mirrored(communication: Communication, timeouts: ClusterTimeouts) -> tf.distribute.Strategy:
+def _mirrored() -> tf.distribute.Strategy:
     devices = _devices()
-    all_reduce = cross_device_ops(communication, path_for(devices))
-    return tf.distribute.MirroredStrategy(devices, cross_device_ops=all_reduce)
+    on_one = path_for(devices).reduces_on_one_device
+    all_reduce = tf.distribute.ReductionToOneDevice() if on_one else None
+    return tf.distribute.MirroredStrategy(devices, all_reduce)
 
 
-def _central_storage(
-    communication: Communication, timeouts: ClusterTimeouts
-) -> tf.distribute.Strategy:
-    return tf.distribute.experimental.CentralStorageStrategy(
-        compute_devices=_devices(), parameter_device="CPU:0"
-    )
+def _tpu(timeout: float) -> tf.distribute.Strategy:
+    """Connects to and initializes a TPU. Not yet run on hardware.
 
+    The environment variable TPU_NAME selects the TPU: `local` (the default, the TPU of this
+    machine), an address such as grpc://10.0.0.2:8470, or the name of a Cloud TPU, which Google's
+    metadata server resolves.
 
-def _multi_worker_mirrored(
-    communication: Communication, timeouts: ClusterTimeouts
-) -> tf.distribute.Strategy:
-    if len(cluster_role().workers) < 2:
-        raise ConfigError(
-            "multi_worker_mirrored needs the environment variable TF_CONFIG with at least two "
-            "workers. `python -m ddl.launch --num_workers=2 -- …` sets it. For a single "
-            "process use --strategy=mirrored."
-        )
-    return build_multi_worker_strategy(communication.options(), timeouts)
-
-
-def _parameter_server(
-    communication: Communication, timeouts: ClusterTimeouts
-) -> tf.distribute.Strategy:
-    return build_parameter_server_strategy(timeouts)
-
-
-def _tpu(communication: Communication, timeouts: ClusterTimeouts) -> tf.distribute.Strategy:
-    return build_tpu_strategy(min(timeouts.join, _TPU_TIMEOUT))
+    Args:
+      timeout: Seconds for each of connection and greeting. Resolving the name, connecting
+        TensorFlow and initializing the TPU have no timeout.
+    """
+    name = os.environ.get("TPU_NAME") or "local"
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name)
+        address = resolver.master().removeprefix("grpc://")  # "" for a local TPU
+        if address and ask(address, timeout) != "greets":  # TensorFlow would wait forever
+            raise TimeoutError(f"{address} did not answer within {timeout:g} s")
+        tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+        return tf.distribute.TPUStrategy(resolver)
+    except Exception as error:  # several libraries may raise
+        raise DeviceError(
+            f"TensorFlow found no TPU {name!r} (environment variable TPU_NAME). On a TPU VM, "
+            "install libtpu. For a remote TPU, set TPU_NAME to its address, such as "
+            f"grpc://10.0.0.2:8470. ({type(error).__name__}: {str(error)[:80]})"
+        ) from error
 
 
 def _devices() -> list[str]:
@@ -125,10 +109,12 @@ def _devices() -> list[str]:
 
 
 BUILDERS: dict[StrategyName, Callable[[Communication, ClusterTimeouts], tf.distribute.Strategy]] = {
-    "one_device": _one_device,
-    "mirrored": _mirrored,
-    "multi_worker_mirrored": _multi_worker_mirrored,
-    "parameter_server": _parameter_server,
-    "central_storage": _central_storage,
-    "tpu": _tpu,
+    "one_device": lambda *_: tf.distribute.OneDeviceStrategy(_devices()[0]),
+    "mirrored": lambda *_: _mirrored(),
+    "central_storage": lambda *_: tf.distribute.experimental.CentralStorageStrategy(
+        compute_devices=_devices(), parameter_device="CPU:0"
+    ),
+    "multi_worker_mirrored": build_multi_worker_strategy,
+    "parameter_server": lambda _, timeouts: build_parameter_server_strategy(timeouts),
+    "tpu": lambda _, timeouts: _tpu(min(timeouts.join, 10.0)),
 }

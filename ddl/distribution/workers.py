@@ -5,6 +5,7 @@ updates, so they must agree here on each loop's length, where a run stops and wh
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
@@ -12,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.distribution.traits import traits_of
-from ddl.errors import ConfigError, DdlError, ModelDirectoryError
+from ddl.errors import ConfigError, DdlError
 
 _SUMMING = "_ddl_summing"
 _ALONE = "_ddl_alone"
@@ -30,10 +31,9 @@ class Workers:
 
     def __init__(self, strategy: tf.distribute.Strategy):
         """Reads number and index from the strategy."""
-        self._strategy = strategy
-        self.number = 1
-        self.index = 0
-        if traits_of(strategy).workers_are_equal:
+        self._strategy, traits = strategy, traits_of(strategy)
+        self.number, self.index = 1, 0
+        if traits.several_processes and not traits.asynchronous:
             self.number = strategy.extended._num_workers
             self.index = strategy.extended._id_in_cluster
 
@@ -58,21 +58,23 @@ class Workers:
         The block must not call methods of `Workers`.
 
         Raises:
-          DdlError: The error of the block on this process.
-          ModelDirectoryError: If only other processes failed.
+          DdlError: The error of the block on this process, or one with the exit status of another
+            process that failed.
         """
         failure: DdlError | None = None
         try:
             yield
         except DdlError as error:
             failure = error
-        failed = np.flatnonzero(self.gather(np.array([float(failure is not None)])))
-        if failed.size:
+        statuses = self.gather(np.array([failure.exit_status if failure else 0.0]))[:, 0]
+        for worker in np.flatnonzero(statuses)[:1]:
             self.barrier()
-            raise failure or ModelDirectoryError(
-                f"Worker {failed[0]} failed, so this worker ends, too. The output of worker "
-                f"{failed[0]} shows the error: correct it, and start all workers again."
+            others = DdlError(
+                f"Worker {worker} failed, so this worker ends, too. The output of worker {worker} "
+                "shows the error: correct it, and start all workers again."
             )
+            others.exit_status = int(statuses[worker])
+            raise failure or others
 
     def barrier(self) -> None:
         """Waits for all processes, before an error that they all raise.
@@ -145,21 +147,14 @@ def alone(strategy: tf.distribute.Strategy, what: str) -> Iterator[None]:
 def _summing_of(strategy: tf.distribute.Strategy) -> Callable[[tf.Tensor], tf.Tensor]:
     """Returns the strategy's one function that sums over all replicas."""
     # The strategy itself holds it. A cache of this module would keep every strategy alive, also a
-    # weak one, since the function refers to its strategy.
+    # weak one, since the function refers to its strategy. It is traced once per shape, since
+    # collectives need static shapes.
     if not hasattr(strategy, _SUMMING):
-        setattr(strategy, _SUMMING, _summing(strategy))
+        total = functools.partial(_sum, strategy)
+        setattr(strategy, _SUMMING, tf.function(total, autograph=False))
     return cast(Callable[[tf.Tensor], tf.Tensor], getattr(strategy, _SUMMING))
 
 
-def _summing(strategy: tf.distribute.Strategy) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Builds a function that sums over all replicas.
-
-    It is traced once per shape, since collectives need static shapes.
-    """
-
-    @tf.function(autograph=False)
-    def total(values: tf.Tensor) -> tf.Tensor:
-        per_replica = strategy.run(lambda: tf.identity(values))
-        return strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica, axis=None)
-
-    return total
+def _sum(strategy: tf.distribute.Strategy, values: tf.Tensor) -> tf.Tensor:
+    per_replica = strategy.run(tf.identity, args=(values,))
+    return strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica, axis=None)

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from ddl import microbatch
-from ddl.devices.path import path_of
+from ddl.distribution.path import path_of
 
 _LARGEST = 2**31  # elements; cuDNN counts them in int32
 _MOST_ROWS = 880_801  # of the first dimension; cuDNN fails from here on

@@ -6,10 +6,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ddl.devices.compiling import CannotCompileError
 from ddl.errors import ConfigError
 from ddl.layers.lookups import as_ids, look_up
-from ddl.microbatch import is_compiled
+from ddl.microbatch import CannotCompileError, is_compiled
 from ddl.seeds import hashed
 
 _BYTES_OF_NUMBER = 4

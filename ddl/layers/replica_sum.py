@@ -2,8 +2,7 @@
 
 import tensorflow as tf
 
-from ddl.devices.compiling import CannotCompileError
-from ddl.microbatch import is_compiled
+from ddl.microbatch import CannotCompileError, is_compiled
 
 
 def sum_over_replicas(values: tf.Tensor) -> tf.Tensor:

@@ -4,7 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ddl.devices.path import path_of
+from ddl.distribution.path import path_of
 
 
 def subtract_rows(variable: tf.Variable, rows: tf.Tensor, values: tf.Tensor) -> None:

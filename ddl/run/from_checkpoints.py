@@ -35,11 +35,9 @@ class SavedWeights:
 
     Attributes:
       checkpoint: `latest`; `best`, by the retention's metric; or a step.
-      averaged: Whether to use the weight averages, if the run keeps any.
     """
 
     checkpoint: str | int = "latest"
-    averaged: bool = True
 
 
 def evaluate_saved(
@@ -185,7 +183,7 @@ def export_saved(
       ConfigError: If there is no metric for `best`.
     """
     restore(what, trainer, checkpoints, console)
-    with trainer.evaluation_weights(averaged=what.averaged):
+    with trainer.evaluation_weights():
         for folder, model in _exports(trainer.task, directory.export):
             for path in export_model(model, folder):
                 console.line(f"Exported {path}.")
@@ -263,7 +261,7 @@ def _evaluate(
     with workers.failing_together():
         if workers.is_chief:
             json_lines.check()  # fail before a long evaluation
-    figures = trainer.evaluate(averaged=what.averaged)
+    figures = trainer.evaluate()
     if not workers.is_chief:
         return
     has_them = json_lines.has(trainer.step, "eval", figures)

@@ -21,14 +21,7 @@ from ddl.training.trainer import Trainer
 
 def notes(trainer: Trainer) -> list[str]:
     """Returns notes on strategy, servers, GPUs, and on the memory that an own step takes."""
-    applies = {
-        "always": True,
-        "with batch normalization": any(
-            isinstance(layer, keras.layers.BatchNormalization) for layer in trainer.training_layers
-        ),
-        "without mixed_bfloat16": keras.config.dtype_policy().name != "mixed_bfloat16",
-    }
-    found = [note.text for note in traits_of(trainer.strategy).notes if applies[note.applies]]
+    found = [note] if (note := traits_of(trainer.strategy).note) else []
     if has_step(trainer.task) and trainer.kept_bytes:
         found.append(
             f"Each update keeps a copy of {trainer.kept_bytes / 1e6:,.3g} MB on each replica, to "

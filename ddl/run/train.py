@@ -81,10 +81,9 @@ def run(
     flags = {
         **{"mode": mode, "dry_run": dry_run, "follow_timeout": follow_timeout},
         **{"bytes_per_pack": placement.communication.bytes_per_pack},
-        **{"collectives": placement.communication.collectives},
         **{"jit_compile": placement.jit_compile, "profile": profile},
         **{"shard_optimizer_state": placement.shard_optimizer_state},
-        **{"checkpoint": what.checkpoint, "averaged_weights": what.averaged},
+        **{"checkpoint": what.checkpoint},
         "predictions": predictions,
     }
     check_same_on_all(workers, flags)

@@ -5,9 +5,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ddl.devices.packing import new_variable, zero_variable
-from ddl.devices.path import path_of
-from ddl.devices.replicas import local_devices
+from ddl.distribution.devices import local_devices
+from ddl.distribution.path import path_of
+from ddl.step.packing import new_variable, zero_variable
 from ddl.step.onednn import in_own_graph
 from ddl.step.rows.summing import has_rows, joined, listed
 

@@ -10,8 +10,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ddl.devices.path import path_of
 from ddl.distribution.communication import Communication
+from ddl.distribution.path import path_of
 
 _SUM = tf.distribute.ReduceOp.SUM
 

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
-from ddl.devices.path import path_of
+from ddl.distribution.path import path_of
 
 _Function = TypeVar("_Function", bound=Callable)
 _Result = TypeVar("_Result")

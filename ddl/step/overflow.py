@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ddl.devices.packing import Packed
+from ddl.step.packing import Packed
 from ddl.precision import LossScale
 from ddl.step.gradients import Gradient, packs, values_of, with_values
 from ddl.step.state import TrainingState

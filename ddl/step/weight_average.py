@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ddl.devices.packing import Packed
-from ddl.devices.path import path_of
+from ddl.distribution.path import path_of
 from ddl.errors import ConfigError
+from ddl.step.packing import Packed
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.moving_statistics import restoring
 

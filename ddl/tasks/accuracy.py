@@ -2,8 +2,6 @@
 
 import tensorflow as tf
 
-from ddl.devices.wide_integers import as_int64
-
 
 def accuracy(
     labels: tf.Tensor, logits: tf.Tensor, cross_entropy: tf.Tensor | None = None
@@ -21,7 +19,7 @@ def accuracy(
     Returns:
       float32 [batch].
     """
-    is_right = tf.equal(tf.argmax(logits, axis=-1), as_int64(labels))
+    is_right = tf.equal(tf.argmax(logits, axis=-1), tf.cast(labels, tf.int64))
     if cross_entropy is None:
         return _unless_nan(logits, is_right)
     return _where_not(tf.math.is_nan(cross_entropy), is_right)

@@ -8,7 +8,6 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from ddl.devices.wide_integers import as_int64
 from ddl.errors import ConfigError, DataError
 from ddl.layers.transforms.mixing import Mixed
 from ddl.metrics.keras_metric import KerasMetric, check_names
@@ -317,7 +316,7 @@ def _keras_metric(metric: Any) -> KerasMetric:
 def _classes(labels: tf.Tensor) -> tf.Tensor:
     """Returns the class of each label, int64 [batch]."""
     if labels.shape.rank != 2:
-        return as_int64(labels)
+        return tf.cast(labels, tf.int64)
     floats = labels if labels.dtype.is_floating else tf.cast(labels, tf.float32)
     return tf.argmax(floats, axis=-1)  # integers have no argmax on GPUs
 

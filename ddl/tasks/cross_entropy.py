@@ -4,7 +4,7 @@ import math
 
 import tensorflow as tf
 
-from ddl.devices.path import path_of
+from ddl.distribution.path import path_of
 
 
 def cross_entropy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:

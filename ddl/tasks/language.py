@@ -6,7 +6,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ddl.devices.wide_integers import as_int64
 from ddl.errors import ConfigError, DataError
 from ddl.layers.transforms.token_masking import TokenMasking
 from ddl.metrics.of_mean import Perplexity
@@ -69,7 +68,7 @@ class LanguageModel:
         Returns:
           The loss [batch, positions], the metrics "accuracy" and "perplexity", and the weight.
         """
-        labels = as_int64(features[self._label_name])
+        labels = tf.cast(features[self._label_name], tf.int64)
         logits = self.model(self._inputs(features), training=training)
         return _compared(self, labels, logits, features.get(self._weight_name))
 

@@ -6,7 +6,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ddl.devices.wide_integers import as_int64
 from ddl.errors import ConfigError, DataError
 from ddl.metrics.keras_metric import KerasMetric
 from ddl.tasks.accuracy import accuracy
@@ -86,7 +85,7 @@ class Segmentation:
           The loss, the metrics "accuracy" and "mean_iou", the mean over the classes of the
           intersection over union, and the weight. Class weights do not change "mean_iou".
         """
-        labels = as_int64(features[self._label_name])
+        labels = tf.cast(features[self._label_name], tf.int64)
         outputs = self.model(features[self._input_name], training=training)
         form, expected = "[batch, height, width, classes]", (*labels.shape[1:], None)
         logits = one_output(outputs, self.model, "Segmentation", form, expected)

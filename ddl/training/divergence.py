@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.data.batch import Batch
-from ddl.devices.replicas import is_on_server
+from ddl.distribution.devices import is_on_server
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, TrainingDiverged

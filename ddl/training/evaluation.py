@@ -8,7 +8,7 @@ from absl import logging
 from ddl.data.batch import Batch
 from ddl.data.checks import data_errors
 from ddl.data.pipeline import BatchPipeline
-from ddl.devices.path import on_host_if_placed
+from ddl.distribution.path import on_host_if_placed
 from ddl.errors import DataError
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.objective import Objective

@@ -20,6 +20,7 @@ from tests.config.items import Color
         ("Trial.steps = %SEED", "Add include 'standard.gin'"),
         ("Trial.steps = 1\nTrial.steps = 2", "run.gin:2: This is set at run.gin:1 already"),
         ("Trial.rate = 0,05", "run.gin:1: Cannot parse this: .* such as 0.05"),
+        ("Trial.rate = ten", "run.gin:1: Cannot parse this: Failed to parse token 'ten'. Write"),
         ("Trial.shape = (8,\n", "run.gin:1: Cannot parse this"),
         ("\ninclude 'absent.gin'", "run.gin:2: There is no config file absent.gin in"),
         ("include 'run.gni'", "Did you mean run.gin?"),

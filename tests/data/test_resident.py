@@ -8,8 +8,8 @@ from tensorflow.python.framework import kernels
 from ddl.data import BatchPipeline, Source
 from ddl.data import resident as module
 from ddl.data.resident import gather, numeric_arrays, packed
-from ddl.devices.path import CPU, taking
-from ddl.devices.path import GPU as GPU_PATH
+from ddl.distribution.path import CPU, taking
+from ddl.distribution.path import GPU as GPU_PATH
 from ddl.errors import ConfigError
 from tests.conftest import make_strategy
 

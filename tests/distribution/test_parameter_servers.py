@@ -4,18 +4,19 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
 from ddl.distribution import parameter_servers
+from ddl.distribution.cluster import ClusterTimeouts
 from ddl.distribution.parameter_servers import serves_here
-from ddl.distribution.timeouts import ClusterTimeouts
-from ddl.errors import ConfigError
-from tests.processes import commands, forked
-from tests.run.whole_runs import ROOT, lines, tensors
+from ddl.errors import ConfigError, WorkerLost
+from tests.distribution.whole_clusters import start
+from tests.processes import commands
+from tests.run.whole_runs import ROOT, tensors
 
 
 def arguments(model_dir, *params):
@@ -26,24 +27,14 @@ def arguments(model_dir, *params):
     ]
 
 
-def start(*command, **environment) -> subprocess.Popen:
-    return forked.Popen(
-        [sys.executable, "-m", *map(str, command)],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
 class Launch:
     """A launcher of parameter servers and two workers, and what it has shown so far."""
 
-    def __init__(self, model_dir, *flags, launcher=(), servers=1):
+    def __init__(self, model_dir, *flags, launcher=()):
         self._model_dir = model_dir
-        numbers = (f"--num_ps={servers}", "--num_workers=2")
-        self.process = start("ddl.launch", *numbers, *launcher, "--", *flags)
+        numbers = ("--num_ps=1", "--num_workers=2")
+        command = [sys.executable, "-m", "ddl.launch", *numbers, *launcher, "--", *flags]
+        self.process = start(command)
         self.shown = ""
 
     def wait_for(self, pattern: str) -> None:
@@ -74,10 +65,6 @@ class Launch:
             time.sleep(0.1)
         assert self.processes() == {}
         return self.process.returncode
-
-
-def evaluations(model_dir):
-    return {x["step"]: x["accuracy"] for x in lines(model_dir) if x["split"] == "eval"}
 
 
 def counts(model_dir):
@@ -113,70 +100,6 @@ def test_a_killed_worker_is_started_again_alone_and_all_stop_after_saving(tmp_pa
     assert batches - step in (0, 1)  # what the dead worker had begun with
 
 
-class Ended(Exception):
-    pass
-
-
-@pytest.mark.parametrize(
-    ("kind", "answers", "told"),
-    [
-        (
-            "worker",
-            ["greets", "refuses", "refuses", "greets"],
-            ["Worker 0 at a:1 is lost.", "is back."],
-        ),
-        ("worker", ["greets", "is silent"], ["Worker 0 at a:1 has not answered for 51 s"]),
-        ("worker", ["greets", "is unreachable"], ["Worker 0 at a:1 has been unreachable for 31 s"]),
-        (
-            "ps",
-            ["greets", "refuses"],
-            ["Parameter server 0 at a:1 has refused connections for 6 s"],
-        ),
-        ("ps", ["greets", "is silent", "greets"], []),
-    ],
-)
-def test_who_is_missed(monkeypatch, capsys, kind, answers, told):
-    """Two workers; the last answer stays. Each look takes a second."""
-    clock, script = [0.0], iter(answers)
-    last = answers[-1]
-
-    def look(seconds):
-        clock[0] += seconds
-        if clock[0] > 60:
-            raise Ended
-
-    def end(why):
-        print(why, file=sys.stderr)
-        raise Ended
-
-    monkeypatch.setattr(parameter_servers, "ask", lambda *arguments: next(script, last))
-    monkeypatch.setattr(parameter_servers.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(parameter_servers.time, "sleep", look)
-    monkeypatch.setattr(parameter_servers, "_end", end)
-    with pytest.raises(Ended):
-        parameter_servers._Watch(2, ClusterTimeouts(peer=30, stall=50))._watch(kind, 0, "a:1")
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == len(told)
-    for line, text in zip(lines, told, strict=True):
-        assert text in line
-
-
-def test_no_worker_left_ends_all(monkeypatch):
-    ended = []
-    watch = parameter_servers._Watch(1, ClusterTimeouts(peer=1e-9, stall=1e-9))
-    monkeypatch.setattr(parameter_servers, "ask", lambda *arguments: "refuses")
-    monkeypatch.setattr(parameter_servers, "_PAUSE", 0.01)
-
-    def end(why):
-        ended.append(why)
-        raise Ended
-
-    monkeypatch.setattr(parameter_servers, "_end", end)
-    with pytest.raises(Ended):
-        watch._watch("worker", 0, "a:1")
-    assert "Worker 0 at a:1 has refused connections" in ended[0]
-
-
 @pytest.mark.parametrize("cluster", [{}, {"worker": ["a:1", "b:1"]}, {"chief": ["a:1"]}])
 def test_a_cluster_without_parameter_servers_is_refused(monkeypatch, cluster):
     kind = next(iter(cluster), None)
@@ -194,17 +117,20 @@ def test_who_serves(monkeypatch, kind, serves):
     assert serves_here() is serves
 
 
-def test_a_signal_ends_the_pause_between_two_looks_at_the_chief(monkeypatch):
+def test_a_signal_ends_the_wait_for_the_chief_at_its_first_refusal(monkeypatch):
     """The launcher sends one when the chief has ended, and kills what does not end soon."""
-    waited = []
+    asked, signalled = [], threading.Event()
+    monkeypatch.setattr(parameter_servers, "ask", lambda *given: asked.append(given) or "refuses")
+    monkeypatch.setattr(parameter_servers, "_PAUSE", 0.01)
+    parameter_servers._wait_for_end("a:1", ClusterTimeouts(), signalled)
+    assert len(asked) == 3
+    signalled.set()
+    parameter_servers._wait_for_end("a:1", ClusterTimeouts(), signalled)
+    assert len(asked) == 4
 
-    def receive(seconds):
-        waited.append(seconds)
-        signals.append(signal.SIGTERM)
 
-    signals: list[int] = []
-    monkeypatch.setattr(parameter_servers.time, "monotonic", lambda: sum(waited))
-    monkeypatch.setattr(parameter_servers.time, "sleep", receive)
-    monkeypatch.setattr(parameter_servers, "ask", lambda *arguments: "refuses")
-    parameter_servers._wait_for_end_of_chief("a:1", ClusterTimeouts(), signals)
-    assert sum(waited) < 0.1
+def test_a_chief_that_stalls_is_lost(monkeypatch):
+    monkeypatch.setattr(parameter_servers, "ask", lambda *given: "is silent")
+    monkeypatch.setattr(parameter_servers, "_PAUSE", 0.01)
+    with pytest.raises(WorkerLost, match="The chief at a:1 is silent since 0 s. Check its log"):
+        parameter_servers._wait_for_end("a:1", ClusterTimeouts(stall=0.02), threading.Event())

@@ -7,7 +7,7 @@ from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.precision import set_precision
 from tests.conftest import make_strategy, save
 from tests.distribution.sharded_on_workers import ARGUMENTS, OVERFLOWS
-from tests.distribution.whole_clusters import addresses, finish_all, start_worker
+from tests.distribution.whole_clusters import finish_all, free_addresses, start_worker
 from tests.step.sharding.trainers import (
     adamw,
     after_an_overflow,
@@ -35,7 +35,7 @@ def test_two_workers_train_and_resume_as_one_device(tmp_path):
     one.train(3, progress=False)
     save(tmp_path / "one", one)
     one.train(2, progress=False)
-    hosts = addresses(2)
+    hosts = free_addresses(2)
     program = ("-m", "tests.distribution.sharded_on_workers", str(tmp_path))
     started = [start_worker(index, hosts, program=program) for index in (0, 1)]
     for status, output in finish_all(started, timeout=500):

@@ -1,4 +1,4 @@
-"""Strategies over the virtual devices of this process, and device set-up in one of its own."""
+"""Strategies over the virtual devices of this process, and what the environment chooses."""
 
 import json
 
@@ -6,10 +6,8 @@ import pytest
 import tensorflow as tf
 
 from ddl.distribution.communication import Communication
-from ddl.distribution.devices import configure_devices, describe_devices
 from ddl.distribution.strategies import build_strategy, choose_strategy
 from ddl.errors import ConfigError, DeviceError
-from tests.conftest import make_strategy
 
 
 def test_auto_is_one_device_without_gpus():
@@ -23,26 +21,11 @@ def test_every_device_is_a_replica(name):
     assert build_strategy(name).num_replicas_in_sync == 4
 
 
-@pytest.mark.parametrize("ops", ["auto", "hierarchical_copy", "reduction_to_one_device"])
-def test_cross_device_ops(ops):
-    strategy = build_strategy("mirrored", Communication(cross_device_ops=ops))
-    values = strategy.run(lambda: tf.distribute.get_replica_context().replica_id_in_sync_group + 1)
-    assert int(strategy.reduce("SUM", values, axis=None)) == 10
-
-
 def test_auto_takes_parameter_servers_that_tf_config_names(monkeypatch):
     cluster = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster}))
     assert choose_strategy("auto") == "parameter_server"
     assert choose_strategy("mirrored") == "mirrored"
-
-
-def test_parameter_servers_need_tf_config(monkeypatch):
-    monkeypatch.delenv("TF_CONFIG", raising=False)
-    with pytest.raises(
-        ConfigError, match="parameter_server needs the environment variable TF_CONF"
-    ):
-        build_strategy("parameter_server")
 
 
 def test_auto_follows_tf_config(monkeypatch):
@@ -52,59 +35,34 @@ def test_auto_follows_tf_config(monkeypatch):
         build_strategy("auto")
 
 
-def test_several_workers_need_tf_config(monkeypatch):
+@pytest.mark.parametrize("name", ["multi_worker_mirrored", "parameter_server"])
+def test_clusters_need_tf_config(monkeypatch, name):
     monkeypatch.delenv("TF_CONFIG", raising=False)
-    with pytest.raises(ConfigError, match="needs the environment variable TF_CONFIG"):
-        build_strategy("multi_worker_mirrored")
-
-
-def test_a_broken_tf_config(monkeypatch):
-    monkeypatch.setenv("TF_CONFIG", "{worker")
-    with pytest.raises(ConfigError, match="TF_CONFIG must be a JSON object"):
-        build_strategy("auto")
+    with pytest.raises(ConfigError, match=f"{name} needs the environment variable TF_CONFIG"):
+        build_strategy(name)
 
 
 def test_unknown_names():
     with pytest.raises(ConfigError, match="'mirrored', .*got 'miror'"):
         build_strategy("miror")
-    with pytest.raises(ConfigError, match="'nccl'.*got 'ncl'"):
-        Communication(cross_device_ops="ncl")
 
 
-@pytest.mark.parametrize("name", ["auto", "ring"])
-def test_collectives_are_carried_out_as_asked_for(name):
-    options = Communication(collectives=name, bytes_per_pack=5).options()
-    assert (options.implementation.value, options.bytes_per_pack) == (name.upper(), 5)
+def test_collectives_get_the_options():
+    options = Communication(bytes_per_pack=5, timeout_seconds=3.0).options()
+    found = (options.implementation.value, options.bytes_per_pack, options.timeout_seconds)
+    assert found == ("AUTO", 5, 3.0)
 
 
-def test_nccl_collectives_need_gpus():
-    with pytest.raises(ConfigError, match="collectives = 'nccl' needs .* Set it to 'auto'"):
-        Communication(collectives="nccl").options()
-
-
-def test_nccl_needs_gpus():
-    with pytest.raises(
-        ConfigError, match="cross_device_ops.* = 'nccl' needs .* not on GPUs of their own. Set it"
-    ):
-        build_strategy("mirrored", Communication(cross_device_ops="nccl"))
-
-
-def test_a_gpu_that_is_not_there():
-    with pytest.raises(DeviceError, match=r"GPU 7 is requested.*sees 0"):
-        configure_devices(gpus=[7])
-
-
-@pytest.mark.parametrize("count", [2, 8])
-def test_another_number_of_virtual_devices_after_the_start(count):
-    tf.config.list_logical_devices()
-    with pytest.raises(DeviceError, match=f"{count} virtual devices.*already started with 4"):
-        configure_devices(num_virtual_devices=count)
-
-
-def test_the_same_number_after_the_start_is_fine():
-    tf.config.list_logical_devices()
-    configure_devices(num_virtual_devices=4)
-
-
-def test_description_tells_virtual_devices():
-    assert describe_devices(make_strategy("mirrored", 2)) == "2 of 4 virtual CPU devices"
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("", "found no TPU 'local'"),
+        ("grpc://127.0.0.1:1", "TimeoutError: 127.0.0.1:1 did not answer within 10 s"),
+        ("of-the-cloud", "found no TPU 'of-the-cloud'.* set TPU_NAME to its address"),
+    ],
+)
+def test_without_a_tpu(monkeypatch, name, message):
+    """With one nothing has been run."""
+    monkeypatch.setenv("TPU_NAME", name)
+    with pytest.raises(DeviceError, match=message):
+        build_strategy("tpu")

@@ -4,43 +4,24 @@ import gc
 import os
 import re
 import signal
-import sys
 import weakref
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from ddl.distribution import multi_worker, workers
-from ddl.errors import ConfigError, ModelDirectoryError, WorkerLost
+from ddl.distribution import workers
+from ddl.errors import ConfigError, DdlError
 from tests.distribution.whole_clusters import (
-    addresses,
     arguments,
     assert_none_left,
     finish,
     finish_all,
+    free_addresses,
     launch,
     processes_of,
     start_worker,
 )
-from tests.processes import forked
-from tests.run.whole_runs import ROOT
-
-
-@pytest.fixture(scope="module")
-def one_device(tmp_path_factory):
-    """What one process and one device train, in float64."""
-    model_dir = tmp_path_factory.mktemp("one") / "run"
-    command = [sys.executable, "-m", "ddl.main", "--strategy=one_device"]
-    done = forked.run(
-        [*command, *arguments(model_dir, "PRECISION = 'float64'")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return model_dir
 
 
 @pytest.mark.processes
@@ -61,27 +42,25 @@ def test_workers_agree_on_the_step_at_which_they_stop(tmp_path):
     assert_none_left(model_dir)
 
 
-# A task whose loss is infinite on one replica of the second worker alone.
-OVERFLOWS = """
-import ddl, gin, numpy as np, tensorflow as tf
-
-@gin.register
-class Overflowing(ddl.Classification):
-    def per_example(self, features, training):
-        output = super().per_example(features, training)
-        if not training:
-            return output
-        here = tf.distribute.get_replica_context().replica_id_in_sync_group
-        return output._replace(loss=tf.where(tf.equal(here, 3), np.inf, 1.0) * output.loss)
-"""
+@pytest.mark.processes
+def test_a_worker_that_never_comes(tmp_path):
+    """Without a launcher: the others end in time, and name it."""
+    model_dir, hosts = tmp_path / "run", free_addresses(3)
+    flags = [*arguments(model_dir), "--worker_timeout=3"]
+    ended = finish_all([start_worker(index, hosts, *flags) for index in range(2)])
+    for status, output in ended:
+        assert status == 77, output
+    assert f"Worker 2 at {hosts[2]} did not join within 3 s" in ended[0][1]
+    assert not model_dir.exists()
+    assert_none_left(model_dir)
 
 
 @pytest.mark.processes
 def test_workers_that_differ_are_refused_with_the_differences(tmp_path):
     model_dir = tmp_path / "run"
-    hosts = addresses(2)
+    hosts = free_addresses(2)
     other = "import ddl; ddl.__version__ = '9'; import ddl.main; ddl.main.run()"
-    given = arguments(model_dir, config="digits_mlp.gin")
+    given = arguments(model_dir)
     workers = [
         start_worker(0, hosts, *given),
         start_worker(
@@ -105,44 +84,21 @@ def test_workers_that_differ_are_refused_with_the_differences(tmp_path):
     assert_none_left(model_dir)
 
 
-class Watch:
-    """A watch that knows of this loss."""
-
-    def __init__(self, loss):
-        self.loss = lambda wait: loss
-
-
-@pytest.mark.parametrize(
-    ("error", "loss", "raised", "told"),
-    [
-        (tf.errors.InternalError, None, tf.errors.InternalError, "a kernel failed"),
-        (tf.errors.InternalError, "worker 1 died", WorkerLost, "worker 1 died"),
-        (tf.errors.AbortedError, None, WorkerLost, "AbortedError: a kernel failed"),
-        (tf.errors.InvalidArgumentError, "worker 1 died", tf.errors.InvalidArgumentError, "kernel"),
-    ],
-)
-def test_a_workers_own_error_is_not_taken_for_anothers(monkeypatch, error, loss, raised, told):
-    monkeypatch.setattr(multi_worker, "_PEERS", [Watch(loss)])
-    where = "Graph execution error:\n\nDetected at node X (most recent call last):\n  File a\n"
-    with pytest.raises(raised, match=told), multi_worker.worker_errors():
-        raise error(None, None, f"{where}a kernel failed\nsomewhere")
-
-
-@pytest.mark.parametrize("fails_elsewhere", [False, True])
-def test_a_failure_of_one_is_a_failure_of_all(monkeypatch, fails_elsewhere):
-    two = workers.Workers(tf.distribute.get_strategy())
-    monkeypatch.setattr(two, "gather", lambda own: np.array([own, [float(fails_elsewhere)]]))
-    with pytest.raises(ConfigError, match="here"), two.failing_together():
-        raise ConfigError("here")
-    if fails_elsewhere:
-        with (
-            pytest.raises(ModelDirectoryError, match=r"output of worker 1 shows .* start all work"),
-            two.failing_together(),
-        ):
-            pass
-    else:
-        with two.failing_together():
-            pass
+def test_a_failure_of_one_is_a_failure_of_all(monkeypatch):
+    """With the status of the one that failed, whichever error that was."""
+    two, others = workers.Workers(tf.distribute.get_strategy()), [0.0]
+    monkeypatch.setattr(two, "gather", lambda own: np.array([own, others]))
+    with two.failing_together():
+        pass
+    for others[0] in (0.0, 70.0):
+        with pytest.raises(ConfigError, match="here"), two.failing_together():
+            raise ConfigError("here")
+    with (
+        pytest.raises(DdlError, match=r"output of worker 1 shows .* start all work") as raised,
+        two.failing_together(),
+    ):
+        pass
+    assert (type(raised.value), raised.value.exit_status) == (DdlError, 70)
 
 
 def test_all_have_the_result_before_one_ends_with_an_error(monkeypatch):

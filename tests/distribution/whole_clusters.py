@@ -12,9 +12,8 @@ from pathlib import Path
 
 from ddl.launcher.tasks import free_ports
 from tests.processes import commands, forked
-from tests.run.whole_runs import ROOT, SMALL
+from tests.run.whole_runs import ROOT
 
-REGULARIZED = "digits_cnn_regularized.gin"
 # The batch divides among 1, 2, 3 and 4 replicas with two microbatches each.
 PLAN = (
     *("GLOBAL_BATCH_SIZE = 96", "TRAIN_STEPS = 60", "EVAL_EVERY = 30"),
@@ -24,42 +23,43 @@ PLAN = (
 _PROGRAMS = tempfile.TemporaryDirectory(prefix="ddl-programs-")
 
 
-def arguments(model_dir, *params, config=REGULARIZED):
-    if config == REGULARIZED:
-        params = (*SMALL, *params)
+def arguments(model_dir, *params):
     return [
-        f"--gin_file={ROOT}/configs/{config}",
+        f"--gin_file={ROOT}/configs/digits_mlp.gin",
         f"--model_dir={model_dir}",
         *(f"--gin_param={param}" for param in (*PLAN, *params)),
     ]
 
 
-def launch(workers, *flags, launcher=()) -> subprocess.Popen:
+def launch(workers, *flags) -> subprocess.Popen:
     """Starts `ddl.launch` with these flags for `ddl.main`."""
-    command = [sys.executable, "-m", "ddl.launch", f"--num_workers={workers}", *launcher, "--"]
+    command = [sys.executable, "-m", "ddl.launch", f"--num_workers={workers}", "--"]
+    return start([*command, *map(str, flags)])
+
+
+def start(command, **environment) -> subprocess.Popen:
     return forked.Popen(
-        [*command, *map(str, flags)],
+        command,
         cwd=ROOT,
+        env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
 
 
-def addresses(count, host="127.0.0.1") -> list[str]:
-    return [f"{host}:{port}" for port in free_ports(count)]
+def free_addresses(count) -> list[str]:
+    return [f"127.0.0.1:{port}" for port in free_ports(count)]
 
 
-def start_worker(index, workers, *flags, prefix=(), program=("-m", "ddl.main"), stdin=None):
+def start_worker(index, workers, *flags, program=("-m", "ddl.main")):
     """Starts one worker without a launcher, as on a separate host.
 
     Args:
       index: Index of the worker.
       workers: Addresses of all workers.
       *flags: Flags of the program.
-      prefix: Command that runs the worker, such as one that enters a network namespace.
       program: Python's arguments that name the program.
-      stdin: Standard input of the process.
     """
     if program[0] == "-c":  # only modules and files are forked
         file = Path(_PROGRAMS.name) / f"{hashlib.sha256(program[1].encode()).hexdigest()}.py"
@@ -67,15 +67,8 @@ def start_worker(index, workers, *flags, prefix=(), program=("-m", "ddl.main"), 
             file.write_text(program[1])
         program = (str(file), *program[2:])
     config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
-    return forked.Popen(
-        [*prefix, sys.executable, *program, *map(str, flags)],
-        cwd=ROOT,
-        env={**os.environ, "TF_CONFIG": json.dumps(config), "PYTHONUNBUFFERED": "1"},
-        stdin=stdin,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    command = [sys.executable, *program, *map(str, flags)]
+    return start(command, TF_CONFIG=json.dumps(config), PYTHONUNBUFFERED="1")
 
 
 def finish(process, timeout=600):
@@ -115,11 +108,3 @@ def assert_none_left(model_dir):
     for number in left.values():
         os.kill(number, signal.SIGKILL)
     assert left == {}
-
-
-def wait_for(path: Path, process):
-    deadline = time.monotonic() + 300
-    while not path.exists():
-        assert process.poll() is None, process.stdout.read()
-        assert time.monotonic() < deadline, f"{path} did not come"
-        time.sleep(0.02)

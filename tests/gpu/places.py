@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from ddl.devices.path import GPU, VIRTUAL_GPU, DevicePath, taking
 from ddl.distribution.devices import configure_devices
+from ddl.distribution.path import GPU, VIRTUAL_GPU, DevicePath, taking
 from ddl.distribution.strategies import build_strategy
 from ddl.precision import set_tf32
 

@@ -6,7 +6,7 @@ import json
 import pytest
 import tensorflow as tf
 
-from ddl.devices.path import taking
+from ddl.distribution.path import taking
 from tests.conftest import make_strategy
 from tests.gpu import suite
 from tests.gpu.checks import CHECKS, SMALL, Finding

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import ddl
-from ddl.devices.path import GPU, taking
+from ddl.distribution.path import GPU, taking
 from ddl.precision import set_precision
 from tests.conftest import microbatch
 from tests.gpu.placement import on_host

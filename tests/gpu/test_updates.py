@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import ddl
-from ddl.devices.path import taking
+from ddl.distribution.path import taking
 from ddl.precision import set_precision
 from tests.conftest import LikeGpus
 from tests.gpu.places import of_gpus

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ddl.devices.path import GPU, taking
+from ddl.distribution.path import GPU, taking
 from ddl.layers import fused_normalization
 from ddl.layers.normalization import take_over_moments
 from ddl.microbatch import HeldMoments

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ddl.devices.path import CPU, GPU, taking
+from ddl.distribution.path import CPU, GPU, taking
 from ddl.tasks.cross_entropy import cross_entropy
 
 

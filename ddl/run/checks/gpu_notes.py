@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
-from ddl.devices.replicas import replica_devices
+from ddl.distribution.devices import replica_devices
 
 _MULTIPLE = 8  # numbers of channels, for 2-byte formats on tensor cores
 

@@ -19,13 +19,12 @@ _CHUNK_BYTES = 1 << 24
 
 
 def identity_of(
-    trainer: Trainer, *, averaged: bool, source: Source | Stream, batch: int, total: int
+    trainer: Trainer, *, source: Source | Stream, batch: int, total: int
 ) -> dict[str, str]:
     """Describes all that the rows depend on, but the devices. Eager, with the weights restored.
 
     Args:
       trainer: Predicts.
-      averaged: Whether with the averages of the weights.
       source: The data, which are read as `data_digest` says.
       batch: Global batch size.
       total: Number of rows.
@@ -33,9 +32,8 @@ def identity_of(
     Raises:
       DataError: If the data cannot be read.
     """
-    kind = "averaged weights if any" if averaged else "own weights"
     return {
-        "checkpoint": f"step {trainer.step:,}, {kind}",
+        "checkpoint": f"step {trainer.step:,}",
         "weights": weights_digest(trainer),
         "data": f"{total:,} rows in batches of {batch:,}, digest {data_digest(source, batch)}",
         "config": config.config_text(),

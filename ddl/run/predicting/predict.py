@@ -72,7 +72,7 @@ class Predicting:
         file = self._file
         restore(what, self._trainer, checkpoints, self._console)
         with (
-            self._trainer.evaluation_weights(averaged=what.averaged),
+            self._trainer.evaluation_weights(),
             closing(file) if file is not None else nullcontext(),
         ):
             first = self._opened(what)
@@ -93,7 +93,6 @@ class Predicting:
             if self._file is not None:
                 identity = identity_of(
                     self._trainer,
-                    averaged=what.averaged,
                     source=self._source,
                     batch=self._batch,
                     total=self._total,

@@ -18,11 +18,10 @@ from absl import logging
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from ddl.choices import JitCompile
-from ddl.devices.compiling import CannotCompileError
-from ddl.devices.path import path_of
+from ddl.distribution.path import path_of
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError
-from ddl.microbatch import is_compiled
+from ddl.microbatch import CannotCompileError, is_compiled
 from ddl.step.compiled.lowering import why_not_compiled
 from ddl.step.compiled.one_replica import alone, is_first_replica
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2, function_pb2, node_def_pb2
 from tensorflow.python.eager import context
 
-from ddl.devices.replicas import replica_devices
+from ddl.distribution.devices import replica_devices
 
 # Philox's words, and the keys and counters for them. XLA draws other numbers from all other
 # operations than TensorFlow does.

@@ -9,9 +9,9 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from ddl.devices.packing import Packed, norm
 from ddl.errors import ConfigError
 from ddl.optimizers.groups import ONLY
+from ddl.step.packing import Packed, norm
 from ddl.step.gradients.values import Gradient, multiply, packs, values_of, widest
 
 Limit: TypeAlias = float | Mapping[str, float | None] | None

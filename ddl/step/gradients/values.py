@@ -5,10 +5,9 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from ddl.devices.compiling import CannotCompileError
-from ddl.devices.packing import Packed, in_buffers
-from ddl.devices.path import path_of
-from ddl.microbatch import is_compiled
+from ddl.distribution.path import path_of
+from ddl.microbatch import CannotCompileError, is_compiled
+from ddl.step.packing import Packed, in_buffers
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 

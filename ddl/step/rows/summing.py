@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from ddl.devices.compiling import CannotCompileError
-from ddl.microbatch import is_compiled
+from ddl.microbatch import CannotCompileError, is_compiled
 from ddl.step.gradients import Gradient
 from ddl.step.rows.tables import Table
 

@@ -29,7 +29,7 @@ def has_shares(strategy: tf.distribute.Strategy) -> bool:
     """
     traits = traits_of(strategy)
     name = type(strategy).__name__
-    if not traits.can_share_slots:
+    if traits.asynchronous or traits.shares_variables or traits.replicates_handles:
         raise ConfigError(
             f"{_FLAG} needs a copy of each variable on every replica, which "
             f"--strategy=mirrored and multi_worker_mirrored have, got {name}. Leave the flag out, "

@@ -228,7 +228,7 @@ class _Workers:
     def wait(self) -> None:
         """Waits until all functions are done.
 
-        `ddl.distribution.parameter_servers` detects a stalled process.
+        `ddl.training.asynchronous.watch` detects a stalled process.
 
         Raises:
           DataError: If a worker could not read the data.

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 from absl import logging
 
-from ddl.devices.replicas import replica_devices
+from ddl.distribution.devices import replica_devices
 from ddl.errors import ConfigError
 from ddl.precision import uses_tf32_unasked
 from ddl.tasks.parts import seed_generators_of

@@ -26,7 +26,7 @@ from absl import logging
 
 from ddl.data.checks import data_errors
 from ddl.data.pipeline import BatchPipeline
-from ddl.devices.replicas import local_devices
+from ddl.distribution.devices import local_devices
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError
 from ddl.layers.transforms.partners import HeldPartners

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
-from ddl.devices.path import on_host
+from ddl.distribution.path import on_host
 
 _Batches = TypeVar("_Batches")
 

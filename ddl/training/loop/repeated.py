@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ddl.devices.path import on_host, on_host_if_placed, path_of
+from ddl.distribution.path import on_host, on_host_if_placed, path_of
 from ddl.step.update import UpdateStep
 from ddl.training.loop.stop_flag import StopFlag
 

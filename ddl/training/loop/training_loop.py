@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from ddl.data.batch import Batch
 from ddl.data.checks import data_errors
-from ddl.devices.path import on_host_if_placed, path_of
+from ddl.distribution.path import on_host_if_placed, path_of
 from ddl.distribution.workers import Workers
 from ddl.random import batch_counter
 from ddl.step.onednn import in_own_graph_if

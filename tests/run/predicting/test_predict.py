@@ -62,18 +62,18 @@ def test_rows_are_the_models_outputs_in_order(finished, whole, tmp_path, capsys)
     assert list(rows) == ["label", "output"]
     np.testing.assert_array_equal(rows["label"], labels)
     np.testing.assert_allclose(rows["output"], model(images), rtol=1e-5, atol=1e-5)
-    # On four replicas, own weights, another source with weights and texts.
+    # On four replicas, another source with weights and texts.
     images = images[:77]
     np.savez(tmp_path / "data.npz", image=images, weight=np.arange(77) % 2 / 2)
     path = tmp_path / "own.jsonl"
     source = ("Predictions.data = @arrays_of_file", f"arrays_of_file.path = '{tmp_path}/data.npz'")
-    own = SavedWeights(20, averaged=False)
-    predicted(finished, path, *source, strategy=("mirrored", 4), saved_weights=own)
+    averages = SavedWeights(20)
+    predicted(finished, path, *source, strategy=("mirrored", 4), saved_weights=averages)
     output = capsys.readouterr().out
     assert "Restored step 20 from" in output
     assert f"Wrote 77 rows to {path}: weight float32, output float32 [10]." in output
     lines = [json.loads(line) for line in path.open()]
-    run(finished, *AVERAGE, **DIGITS_MLP, mode="export", saved_weights=own)
+    run(finished, *AVERAGE, **DIGITS_MLP, mode="export", saved_weights=averages)
     model = keras.models.load_model(finished / "export" / "model.keras")
     given = np.array([line["output"] for line in lines])
     np.testing.assert_allclose(given, model(images), rtol=1e-5, atol=1e-5)

@@ -10,7 +10,7 @@ from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
 import ddl
-from ddl.devices import path as device_path
+from ddl.distribution import path as device_path
 from ddl.errors import ConfigError
 from ddl.step.compiled import compiler as compilers
 from ddl.step.compiled.compiler import Compiler

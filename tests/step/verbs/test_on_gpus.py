@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from ddl.devices import path as device_path
+from ddl.distribution import path as device_path
 from tests.conftest import LikeGpus
 from tests.step.verbs.own_steps import build, copies
 from tests.step.verbs.test_update import STEPS, on_one_device

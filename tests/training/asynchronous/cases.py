@@ -20,9 +20,9 @@ import tensorflow as tf
 
 import ddl
 from ddl import config, microbatch
+from ddl.distribution.cluster import ClusterRole, ClusterTimeouts
 from ddl.distribution.communication import Communication
 from ddl.distribution.parameter_servers import build_parameter_server_strategy, start_server
-from ddl.distribution.timeouts import ClusterTimeouts
 from ddl.launcher.tasks import cluster_tasks, free_ports, tf_configs
 from ddl.precision import LossScale, set_precision
 from ddl.run import train
@@ -37,7 +37,9 @@ def build(workers: int, servers: int) -> tf.distribute.Strategy:
     os.environ["TF_CONFIG"] = configs[0]
     cluster = json.loads(configs[0])["cluster"]
     build.servers = [  # type: ignore[attr-defined]
-        start_server(cluster, task.kind, task.index) for task in tasks if task.kind != "chief"
+        start_server(ClusterRole(cluster, task.kind, task.index))
+        for task in tasks
+        if task.kind != "chief"
     ]
     return build_parameter_server_strategy(ClusterTimeouts(60, 60, 60))
 

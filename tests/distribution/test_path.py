@@ -5,7 +5,7 @@ from unittest import mock
 import pytest
 import tensorflow as tf
 
-from ddl.devices.path import CPU, GPU, TPU, path_for, path_of, taking
+from ddl.distribution.path import CPU, GPU, TPU, path_for, path_of, taking
 from tests.conftest import make_strategy
 
 

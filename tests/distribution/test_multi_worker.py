@@ -1,15 +1,110 @@
-"""The watch over other workers, on real connections within this process."""
+"""The rendezvous of workers and the watch over them, on real connections within this process."""
 
-import contextlib
+import json
+import os
 import socket
-import sys
 import threading
 import time
 
 import pytest
+import tensorflow as tf
 
-from ddl.distribution import heartbeat as module
-from ddl.distribution.heartbeat import Peers
+from ddl.distribution import multi_worker
+from ddl.distribution.cluster import ClusterTimeouts
+from ddl.distribution.multi_worker import Peers, meet
+from ddl.errors import AddressTaken, WorkerLost
+from ddl.launcher.tasks import free_ports
+
+
+def config(ports, index, task="worker", chief=False):
+    addresses = [f"127.0.0.1:{port}" for port in ports]
+    cluster = {"chief": addresses[:1], "worker": addresses[1:]} if chief else {"worker": addresses}
+    return json.dumps({"cluster": cluster, "task": {"type": task, "index": index}})
+
+
+def in_a_process_of_its_own(text, timeout) -> int:
+    """Joins as another worker; the exit status."""
+    child = os.fork()
+    if child:
+        return child
+    os.environ["TF_CONFIG"] = text
+    try:
+        meet(timeout)
+    except WorkerLost:
+        os._exit(77)
+    os._exit(0)
+
+
+def status(child):
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.parametrize("chief", [False, True])
+def test_all_meet(monkeypatch, chief):
+    ports = free_ports(3)
+    tasks = [("worker", 1), ("worker", 2)] if not chief else [("worker", 0), ("worker", 1)]
+    children = [
+        in_a_process_of_its_own(config(ports, index, task, chief), 30) for task, index in tasks
+    ]
+    monkeypatch.setenv("TF_CONFIG", config(ports, 0, "chief" if chief else "worker", chief))
+    meet(30)
+    assert [status(child) for child in children] == [0, 0]
+
+
+def test_one_that_does_not_come_is_named_and_nobody_goes_on(monkeypatch):
+    ports = free_ports(3)
+    child = in_a_process_of_its_own(config(ports, 1), 2)
+    monkeypatch.setenv("TF_CONFIG", config(ports, 0))
+    with pytest.raises(
+        WorkerLost, match=f"Worker 2 at 127.0.0.1:{ports[2]} did not join within 1 s"
+    ):
+        meet(1)
+    assert status(child) == 77
+
+
+def test_a_chief_that_does_not_come(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", config(free_ports(2), 1))
+    with pytest.raises(WorkerLost, match="Worker 0 at .* did not join within 0.5 s") as raised:
+        meet(0.5)
+    assert raised.value.exit_status == 77
+
+
+def test_a_port_that_is_taken(monkeypatch):
+    with socket.create_server(("", 0)) as taken:
+        monkeypatch.setenv("TF_CONFIG", config([taken.getsockname()[1], 1], 0))
+        with pytest.raises(AddressTaken, match="Worker 0 at 127.0.0.1:[0-9]+ could not bind"):
+            meet(1)
+
+
+def test_strangers_that_connect_are_turned_away(monkeypatch):
+    """One that leaves at once, as a probe does, one that talks, and one that says nothing."""
+    ports = free_ports(2)
+    child = in_a_process_of_its_own(config(ports, 1), 30)
+    strangers = []
+    while len(strangers) < 3:
+        try:
+            strangers.append(socket.create_connection(("127.0.0.1", ports[1]), timeout=5))
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+    strangers[0].close()
+    strangers[1].sendall(b"GET / HTTP/1.0\r\n\r\n")
+    monkeypatch.setenv("TF_CONFIG", config(ports, 0))
+    connections, _ = meet(30)
+    assert status(child) == 0
+    assert connections[1].recv(1) == b""  # to the child, which has ended
+
+
+@pytest.mark.parametrize(("host", "interface"), [("127.0.0.1", "127.0.0.1"), ("node1", "")])
+def test_the_rendezvous_of_one_machine_listens_there_alone(monkeypatch, host, interface):
+    def listen(address):
+        raise OSError(1, f"listens at {address}")
+
+    monkeypatch.setattr(socket, "create_server", listen)
+    with pytest.raises(AddressTaken, match=f"listens at .'{interface}', 2"):
+        multi_worker._listening("Worker 1", f"{host}:2")
+
+
+# The watch
 
 
 class Ended(list):
@@ -21,11 +116,6 @@ class Ended(list):
     def __call__(self, status):
         self.append(status)
         self.happened.set()
-
-
-@pytest.fixture(autouse=True)
-def _no_collectives(monkeypatch):
-    monkeypatch.setattr(module, "_break_off", lambda text: None)
 
 
 @pytest.fixture
@@ -41,9 +131,9 @@ def connect():
                 near[index] = server.accept()[0]
         ended = Ended()
         names = [f"worker {index} at host:{index}" for index in range(number + 1)]
-        peers = Peers(
-            near, names, peer_timeout=30, stall_timeout=stall_timeout, grace=grace, end=ended
-        )
+        own = {"_grace": grace, "_end": ended, "_abort": lambda self, text: None}
+        kind = type("Watched", (Peers,), own)
+        peers = kind(near, names, ClusterTimeouts(stall=stall_timeout))
         made.append(peers)
         return peers, far, ended
 
@@ -167,7 +257,7 @@ def test_who_leaves_does_not_wait_for_one_that_died(connect, chief):
 
 
 def test_who_leaves_waits_only_so_long(connect, monkeypatch):
-    monkeypatch.setattr(module, "_LEAVE_SECONDS", 0.2)
+    monkeypatch.setattr(multi_worker, "_LEAVE_SECONDS", 0.2)
     peers, _, ended = connect(number=1)
     leaves = leave(peers)
     leaves.join(10)
@@ -175,13 +265,24 @@ def test_who_leaves_waits_only_so_long(connect, monkeypatch):
     assert not ended
 
 
-def test_a_worker_ends_though_it_cannot_say_why(connect, monkeypatch):
-    """The thread that ends the process must not die of a full disk."""
-    broken = open("/dev/full", "w")  # noqa: SIM115
-    monkeypatch.setattr(sys, "stderr", broken)
-    _, far, ended = connect(number=1)
-    far[1].close()
-    assert ended.happened.wait(60)
-    assert ended == [77]
-    with contextlib.suppress(OSError):
-        broken.close()
+class Watch:
+    """A watch that knows of this loss."""
+
+    def __init__(self, loss):
+        self.loss = lambda wait: loss
+
+
+@pytest.mark.parametrize(
+    ("error", "loss", "raised", "told"),
+    [
+        (tf.errors.InternalError, None, tf.errors.InternalError, "a kernel failed"),
+        (tf.errors.InternalError, "worker 1 died", WorkerLost, "worker 1 died"),
+        (tf.errors.AbortedError, None, WorkerLost, "AbortedError: a kernel failed"),
+        (tf.errors.InvalidArgumentError, "worker 1 died", tf.errors.InvalidArgumentError, "kernel"),
+    ],
+)
+def test_a_workers_own_error_is_not_taken_for_anothers(monkeypatch, error, loss, raised, told):
+    monkeypatch.setattr(multi_worker, "_PEERS", [Watch(loss)])
+    where = "Graph execution error:\n\nDetected at node X (most recent call last):\n  File a\n"
+    with pytest.raises(raised, match=told), multi_worker.worker_errors():
+        raise error(None, None, f"{where}a kernel failed\nsomewhere")

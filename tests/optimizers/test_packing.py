@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ddl.devices import packing
+from ddl.optimizers import packing
 from tests.as_on_gpus import as_on_gpus
 
 concat = tf.concat

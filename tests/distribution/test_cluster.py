@@ -1,4 +1,4 @@
-"""Which worker a process is, on faked environments; and the files to copy for other platforms."""
+"""Which task a process is, on faked environments; and the files to copy for other platforms."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver import
 
 from ddl.cli.commands import parse
 from ddl.cli.flags import main_flags
-from ddl.distribution.slurm import join_cluster, slurm_tf_config
+from ddl.distribution.cluster import cluster_role, join_cluster, slurm_tf_config
 from ddl.errors import ConfigError
 
 CLUSTERS = Path(__file__).parents[2] / "configs" / "clusters"
@@ -62,24 +62,6 @@ def test_a_slurm_step_becomes_tf_config():
     }
 
 
-def test_every_task_of_a_step_sees_the_same_cluster():
-    configs = [
-        json.loads(slurm_tf_config(step(rank, "a,b[1-2]", "2,1(x2)", node)))
-        for rank, node in enumerate([0, 0, 1, 2])
-    ]
-    assert all(config["cluster"] == configs[0]["cluster"] for config in configs)
-    assert [config["task"]["index"] for config in configs] == [0, 1, 2, 3]
-
-
-def test_as_tensorflow_resolves_it_where_that_is_right(environment):
-    variables = step(1, "n[1-2]", "2(x2)")
-    environment(variables)
-    resolver = SlurmClusterResolver(
-        port_base=10112, gpus_per_node=2, gpus_per_task=1, auto_set_gpu=False
-    )
-    assert json.loads(slurm_tf_config(variables))["cluster"] == resolver.cluster_spec().as_dict()
-
-
 def test_tensorflow_mixes_up_nodes_of_unpadded_numbers(environment):
     """Why its resolver is not used. If this fails it could be."""
     variables = step(0, "n[9-10]", "1(x2)")
@@ -109,14 +91,11 @@ def test_reserved_ports_are_used():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"SLURM_STEP_NODELIST": None},
-            "variable SLURM_STEP_NODELIST, which is not set.*Start the workers with srun",
-        ),
+        ({"SLURM_STEP_NODELIST": None}, "as srun .* got KeyError: 'SLURM_STEP_NODELIST'. Start"),
         ({"SLURM_STEP_NODELIST": "r[1-2]n[1-2]"}, "(?s)Invalid hostlist.*--cluster=tf_config"),
         ({"SLURM_STEP_TASKS_PER_NODE": "two"}, "Invalid tasks-per-node"),
-        ({"SLURM_STEP_TASKS_PER_NODE": "1,2"}, "the 4 tasks of the step do not match its"),
-        ({"SLURM_PROCID": "9"}, "SLURM_PROCID=9"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "1,2"}, "4 tasks with number 1 among them do not match"),
+        ({"SLURM_PROCID": "9"}, "4 tasks with number 9 among them do not match"),
         ({"SLURM_NODEID": "1"}, "task 1 runs on node 1 .* node 0.*--distribution=block"),
     ],
 )
@@ -154,7 +133,7 @@ def test_what_is_found(environment, name, variables, first_worker):
     ("name", "message"),
     [
         ("tf_config", "needs the environment variable TF_CONFIG, which is not set"),
-        ("slurm", "needs the environment variable SLURM_"),
+        ("slurm", "needs the environment variables SLURM_"),
         ("k8s", "auto"),
     ],
 )
@@ -162,6 +141,86 @@ def test_what_was_asked_for_is_not_there(environment, name, message):
     environment({})
     with pytest.raises(ConfigError, match=message):
         join_cluster(name)
+
+
+# TF_CONFIG
+
+
+def test_no_cluster(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    role = cluster_role()
+    assert (role.workers, role.kind) == ([], "")
+    with pytest.raises(ConfigError, match="must name this process as one of its workers"):
+        _ = role.worker_index
+
+
+@pytest.mark.parametrize(
+    ("kind", "index", "number"), [("chief", 0, 0), ("worker", 0, 1), ("worker", 1, 2)]
+)
+def test_a_chief_is_the_first_worker(monkeypatch, kind, index, number):
+    cluster = {"worker": ["b:1", "c:1"], "chief": ["a:1"], "evaluator": ["d:1"]}
+    task = {"type": kind, "index": index}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
+    role = cluster_role()
+    assert role.workers == ["a:1", "b:1", "c:1"]
+    assert role.worker_index == number
+
+
+@pytest.mark.parametrize("task", [{}, {"type": "ps", "index": 0}, {"type": "worker", "index": 2}])
+def test_who_is_no_worker_is_told(monkeypatch, task):
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": ["a:1"]}, "task": task}))
+    with pytest.raises(ConfigError, match="must name this process as one of its"):
+        _ = cluster_role().worker_index
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("{", "[]", '{"cluster": [1]}', '{"cluster": {"worker": 3}}', '{"task": {"index": "x"}}'),
+        '{"cluster": {"worker": "localhost:1234"}}',  # a text has letters, which are no addresses
+        '{"cluster": {"worker": ["localhost:65536", "localhost:2"]}}',
+        '{"cluster": {"worker": [1, null]}}',
+        '{"cluster": {"worker": ["localhost", "localhost:2"]}}',
+        '{"cluster": {"worker": ["localhost:1", " localhost:2"]}}',
+        '{"cluster": {"worker": ["a:1", "b:1"], "ps": ["a:1"]}}',
+        '{"cluster": {"chief": ["a:1", "b:1"], "worker": ["c:1"]}}',
+        *('{"cluster": {"ps": ["a:0"]}}', '{"cluster": {"ps": [":1"]}}'),
+        *('{"task": "worker"}', '{"task": {"type": 1}}', '{"task": {"index": -1}}'),
+        *('{"task": {"index": true}}', '{"task": {"index": 0.5}}', "[" * 100_000),
+    ],
+)
+def test_another_form_is_told(monkeypatch, text):
+    """TensorFlow reads TF_CONFIG for mirrored, too, and raises errors of its own."""
+    monkeypatch.setenv("TF_CONFIG", text)
+    with pytest.raises(ConfigError, match="TF_CONFIG must be a JSON object in TensorFlow's form"):
+        join_cluster()
+
+
+@pytest.mark.parametrize("kind", ["worker", "ps"])
+def test_an_index_beyond_the_list_is_refused(monkeypatch, kind):
+    """Also for one worker, which trains alone, and for a server."""
+    config = {"cluster": {kind: ["a:1"]}, "task": {"type": kind, "index": 1}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    with pytest.raises(ConfigError, match=f"one of its tasks, got type '{kind}' and index 1"):
+        cluster_role()
+
+
+def test_a_kind_that_the_cluster_lacks_is_refused(monkeypatch):
+    """One worker would else train alone, whatever it is called; an evaluator stands outside."""
+    for kind in ("wroker", "evaluator"):
+        config = {"cluster": {"worker": ["a:1"]}, "task": {"type": kind, "index": 0}}
+        monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+        if kind == "evaluator":
+            assert cluster_role().kind == kind
+        else:
+            with pytest.raises(ConfigError, match=r"'wroker' and index 0. Did you mean worker\?"):
+                cluster_role()
+
+
+def test_an_index_may_be_a_text(monkeypatch):
+    config = {"cluster": {"worker": ["[::1]:65535"]}, "task": {"type": "worker", "index": "0"}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    assert cluster_role().worker_index == 0
 
 
 # The files to copy

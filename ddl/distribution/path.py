@@ -7,13 +7,10 @@ path on virtual CPU devices: `with taking(GPU): …`.
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 import tensorflow as tf
 
-from ddl.devices.replicas import gpu_is_split, replica_devices
-
-AutomaticAllReduce = Literal["collectives", "reduction_to_one_device"]
+from ddl.distribution.devices import replica_devices, split_into
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,79 +22,49 @@ class DevicePath:
         updates of a loop, and a replica's rows of many updates are copied to its device at once.
       packs_int32: Whether resident arrays of bytes and of 32-bit integers are stored as int64.
         TensorFlow keeps int32 in host memory even for operations on a GPU.
-      all_reduce: The all-reduce of `mirrored` that `cross_device_ops` "auto" means.
-      has_nccl: Whether NCCL can join the devices.
+      reduces_on_one_device: Whether `mirrored` adds gradients on the first device. The devices then
+        share memory, where packing only adds copies. Otherwise TensorFlow takes NCCL or rings.
       rewrites_pooling: Whether TensorFlow rewrites pooling to oneDNN kernels.
       packs_tensors: Whether operations on each gradient or weight run on few buffers that hold many
-        (`ddl.devices.packing`), and sums over microbatches stay in variables on each device. It
+        (`ddl.step.packing`), and sums over microbatches stay in variables on each device. It
         saves kernels, each of which takes a GPU some microseconds to start.
       subtracts_at_once: Whether one kernel subtracts from rows of a table. On CPUs that kernel is
         slower than three that read the rows, subtract, and write them. With parameter servers it
         must be one, since workers do not wait for each other between a read and a write.
-      fuses_normalization: Whether batch normalization is TensorFlow's fused operation.
+      fuses_normalization: Whether batch normalization is TensorFlow's fused operation, which rounds
+        otherwise than Keras's operations.
       has_float64_losses: Whether TensorFlow's sparse cross-entropy has a kernel for float64.
       compiles: Whether `--jit_compile=auto` compiles by XLA: few kernels instead of many, each of
         which costs time to start on a GPU.
       can_compile: Whether a function can be compiled by XLA on its own. TPUs compile whatever runs.
     """
 
-    places_order: bool
-    packs_int32: bool
-    all_reduce: AutomaticAllReduce
-    has_nccl: bool
-    rewrites_pooling: bool
-    packs_tensors: bool
-    subtracts_at_once: bool
-    fuses_normalization: bool
-    has_float64_losses: bool
-    compiles: bool
-    can_compile: bool
+    places_order: bool = False
+    packs_int32: bool = False
+    reduces_on_one_device: bool = False
+    rewrites_pooling: bool = False
+    packs_tensors: bool = False
+    subtracts_at_once: bool = False
+    fuses_normalization: bool = False
+    has_float64_losses: bool = True
+    compiles: bool = False
+    can_compile: bool = True
 
 
-CPU = DevicePath(
-    places_order=False,
-    packs_int32=False,
-    all_reduce="reduction_to_one_device",  # the devices share memory: packing only adds copies
-    has_nccl=False,
-    rewrites_pooling=True,
-    packs_tensors=False,
-    subtracts_at_once=False,
-    fuses_normalization=False,  # it rounds otherwise than Keras's operations
-    has_float64_losses=True,
-    compiles=False,
-    can_compile=True,
-)
-
+CPU = DevicePath(reduces_on_one_device=True, rewrites_pooling=True)
 GPU = DevicePath(
     places_order=True,
     packs_int32=True,
-    all_reduce="collectives",
-    has_nccl=True,
-    rewrites_pooling=False,
     packs_tensors=True,
     subtracts_at_once=True,
     fuses_normalization=True,
     has_float64_losses=False,
     compiles=True,
-    can_compile=True,
 )
-
-VIRTUAL_GPU = dataclasses.replace(GPU, all_reduce="reduction_to_one_device", has_nccl=False)
+VIRTUAL_GPU = dataclasses.replace(GPU, reduces_on_one_device=True)
 """Logical devices of one GPU, which share its memory. NCCL needs a GPU for each replica."""
 
-TPU = DevicePath(
-    places_order=False,
-    packs_int32=False,
-    all_reduce="collectives",
-    has_nccl=False,
-    rewrites_pooling=False,
-    packs_tensors=False,
-    subtracts_at_once=True,
-    fuses_normalization=False,
-    has_float64_losses=True,
-    compiles=False,
-    can_compile=False,
-)
+TPU = DevicePath(subtracts_at_once=True, can_compile=False)
 
 _taken: list[DevicePath] = []
 
@@ -110,16 +77,12 @@ def path_of(strategy: tf.distribute.Strategy | None = None) -> DevicePath:
     """
     strategy = strategy or tf.distribute.get_strategy()
     path = path_for(replica_devices(strategy))
-    if not _has_servers(strategy):
+    # Private to TensorFlow. The public property cluster_resolver is None with parameter servers;
+    # tests/training/test_split_tables.py loses updates without this.
+    if not strategy._should_use_with_coordinator:
         return path
     # Variables that lie on several servers cannot be packed for a single operation.
     return dataclasses.replace(path, packs_tensors=False, subtracts_at_once=True)
-
-
-def _has_servers(strategy: tf.distribute.Strategy) -> bool:
-    # Private to TensorFlow. The public property cluster_resolver is None with parameter servers;
-    # tests/training/test_split_tables.py loses updates without this.
-    return bool(strategy._should_use_with_coordinator)
 
 
 def path_for(devices: Sequence[str]) -> DevicePath:
@@ -128,7 +91,7 @@ def path_for(devices: Sequence[str]) -> DevicePath:
         return _taken[-1]
     kinds = {tf.DeviceSpec.from_string(device).device_type for device in devices}
     if "GPU" in kinds:
-        return VIRTUAL_GPU if gpu_is_split() else GPU
+        return VIRTUAL_GPU if split_into("GPU") > 1 else GPU
     return CPU if kinds <= {"CPU"} else TPU
 
 

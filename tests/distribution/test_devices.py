@@ -1,0 +1,150 @@
+"""The choice and the splitting of devices: GPUs on a machine that pretends to have two of 8 GiB."""
+
+import pytest
+import tensorflow as tf
+
+from ddl.distribution import devices
+from ddl.distribution.communication import Communication
+from ddl.distribution.devices import configure_devices, describe_devices
+from ddl.distribution.path import GPU, VIRTUAL_GPU, path_of
+from ddl.errors import ConfigError, DeviceError
+from tests.conftest import make_strategy
+
+SHARED = int(8192 * 0.85)
+
+
+class Machine:
+    """TensorFlow's settings of devices, before it has started."""
+
+    def __init__(self) -> None:
+        self.gpus = [tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in (0, 1)]
+        self.visible = list(self.gpus)
+        self.parts: dict[str, list] = {}
+        self.grows: list[str] = []
+
+    def list_physical_devices(self, kind):
+        return self.gpus if kind == "GPU" else [tf.config.PhysicalDevice("CPU:0", "CPU")]
+
+    def get_visible_devices(self, kind):
+        return self.visible if kind == "GPU" else []
+
+    def set_visible_devices(self, chosen, kind):
+        self.visible = list(chosen)
+
+    def get_logical_device_configuration(self, gpu):
+        return self.parts.get(gpu.name)
+
+    def set_logical_device_configuration(self, gpu, parts):
+        self.parts[gpu.name] = parts
+
+    def list_logical_devices(self, kind):
+        number = sum(len(self.parts.get(gpu.name, [None])) for gpu in self.visible)
+        return [tf.config.LogicalDevice(f"/device:GPU:{i}", "GPU") for i in range(number)]
+
+
+class Replicas:
+    """A strategy over all logical GPUs."""
+
+    _should_use_with_coordinator = False
+
+    def __init__(self, number: int):
+        self.extended = self
+        self.worker_devices = tuple(
+            f"/job:localhost/replica:0/task:0/device:GPU:{i}" for i in range(number)
+        )
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    machine = Machine()
+    for name in (name for name in dir(machine) if name.endswith(("_devices", "_configuration"))):
+        monkeypatch.setattr(tf.config, name, getattr(machine, name))
+    monkeypatch.setattr(
+        tf.config.experimental, "set_memory_growth", lambda gpu, _: machine.grows.append(gpu.name)
+    )
+    monkeypatch.setattr(devices, "_memory_to_split", lambda index: SHARED)
+    return machine
+
+
+@pytest.mark.parametrize(
+    ("gpus", "described"), [([1], "GPU:1"), ([1, 0], "GPU:0, GPU:1"), (None, "GPU:0, GPU:1")]
+)
+def test_gpus_have_their_numbers_on_the_machine(machine, gpus, described):
+    configure_devices(gpus=gpus)
+    replicas = Replicas(len(machine.list_logical_devices("GPU")))
+    assert describe_devices(replicas) == described
+    assert sorted(machine.grows) == sorted(gpu.name for gpu in machine.visible)
+    assert path_of(replicas) is GPU
+
+
+def test_one_gpu_is_split(machine):
+    """Without memory growth, which TensorFlow refuses there, and without NCCL."""
+    configure_devices(gpus=[1], num_virtual_devices=3)
+    assert machine.visible == [machine.gpus[1]]
+    limits = [part.memory_limit for part in machine.parts["/physical_device:GPU:1"]]
+    assert limits == [SHARED // 3] * 3
+    assert not machine.grows
+    replicas = Replicas(2)
+    assert describe_devices(replicas) == "2 of GPU:1"
+    assert path_of(replicas) is VIRTUAL_GPU
+    assert path_of(replicas).reduces_on_one_device
+    assert Communication().options().implementation.value == "RING"
+
+
+@pytest.mark.parametrize("gpus", [None, []])
+def test_without_gpus_named_the_cpu_is_split(machine, gpus):
+    configure_devices(gpus=gpus, num_virtual_devices=2)
+    assert [(len(parts), parts[0].memory_limit) for parts in machine.parts.values()] == [(2, None)]
+    assert not machine.visible
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "told"),
+    [
+        ({"gpus": [0, 7]}, DeviceError, r"GPU 7 is requested.*sees 2.*available: 0, 1"),
+        ({"gpus": [7], "num_virtual_devices": 2}, DeviceError, r"GPU 7 is .*available: 0, 1"),
+        ({"gpus": [0, 1, 0]}, ConfigError, "name each GPU once.* got 0, 1, 0. Remove the others"),
+        ({"gpus": [0, 0], "num_virtual_devices": 2}, ConfigError, "name each GPU once"),
+        (
+            {"gpus": [0, 1], "num_virtual_devices": 2},
+            ConfigError,
+            "a single one .* got 0, 1",
+        ),
+        ({"num_virtual_devices": 0}, ConfigError, "at least 1, got 0"),
+    ],
+)
+def test_errors_change_nothing(machine, arguments, error, told):
+    with pytest.raises(error, match=told):
+        configure_devices(**arguments)
+    assert machine.visible == machine.gpus
+    assert not machine.parts
+
+
+def test_a_driver_that_does_not_tell_the_memory(monkeypatch):
+    class Driver:
+        def __getattr__(self, name):
+            return lambda *_: 100  # no device
+
+    monkeypatch.setattr(devices.ctypes, "CDLL", lambda name: Driver())
+    with pytest.raises(DeviceError, match="memory of GPU 3 could not be read.*nvidia-smi"):
+        devices._memory_to_split(3)
+
+
+# The devices of this process: four virtual ones of its CPU.
+
+
+def test_a_gpu_that_is_not_there():
+    with pytest.raises(DeviceError, match=r"GPU 7 is requested.*sees 0"):
+        configure_devices(gpus=[7])
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_another_number_of_virtual_devices_after_the_start(count):
+    tf.config.list_logical_devices()
+    with pytest.raises(DeviceError, match=f"{count} virtual devices.*already started with 4"):
+        configure_devices(num_virtual_devices=count)
+    configure_devices(num_virtual_devices=4)
+
+
+def test_description_of_virtual_devices():
+    assert describe_devices(make_strategy("mirrored", 2)) == "2 of CPU:0"
