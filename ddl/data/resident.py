@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from ddl.data.features import taken_by_tensorflow
 from ddl.data.source import Source
-from ddl.distribution.path import path_of
 from ddl.distribution.devices import local_devices
+from ddl.distribution.path import path_of
 from ddl.errors import ConfigError
 
 _RESIDENT_UP_TO_BYTES = 256 << 20

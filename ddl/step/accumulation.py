@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from ddl.distribution.devices import local_devices
 from ddl.distribution.path import path_of
-from ddl.step.packing import new_variable, zero_variable
 from ddl.step.onednn import in_own_graph
+from ddl.step.packing import new_variable, zero_variable
 from ddl.step.rows.summing import has_rows, joined, listed
 
 _AT_ONCE = 1

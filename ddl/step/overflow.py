@@ -13,9 +13,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ddl.step.packing import Packed
 from ddl.precision import LossScale
 from ddl.step.gradients import Gradient, packs, values_of, with_values
+from ddl.step.packing import Packed
 from ddl.step.state import TrainingState
 
 

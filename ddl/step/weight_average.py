@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from ddl.distribution.path import path_of
 from ddl.errors import ConfigError
-from ddl.step.packing import Packed
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.moving_statistics import restoring
+from ddl.step.packing import Packed
 
 AVERAGE_PREFIX = "average/"
 """Prefix of the name of an average, before the name of its weight."""

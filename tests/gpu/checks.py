@@ -16,8 +16,6 @@ import tensorflow as tf
 import ddl
 from benchmarks import device_trace
 from ddl import microbatch
-from ddl.distribution.communication import Communication
-from ddl.distribution.strategies import build_strategy
 from ddl.precision import set_precision
 from ddl.random import batch_counter
 from tests.gpu import reference

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from ddl.errors import ConfigError
 from ddl.optimizers.groups import ONLY
-from ddl.step.packing import Packed, norm
 from ddl.step.gradients.values import Gradient, multiply, packs, values_of, widest
+from ddl.step.packing import Packed, norm
 
 Limit: TypeAlias = float | Mapping[str, float | None] | None
 """A limit of all gradients, or that of each optimizer by its name; None: no limit."""
