@@ -34,9 +34,9 @@ CAUSES = {
             "layers from ddl.layers, not in a tf.data map without seeds.",
         ),
         Cause(
-            "moments not synchronized",
+            "moments of a replica",
             "BatchNormalization takes the moments of one replica's rows.",
-            "Build it with synchronized=True.",
+            "Leave Trainer.batch_moments at 'global'.",
         ),
         Cause(
             "draw by replica",
@@ -178,11 +178,7 @@ _RULES: tuple[_Rule, ...] = (
     ("names by chance", lambda c: c.found.is_missing and c.is_renamed, ()),
     ("data", lambda c: True, ("rows",)),
     ("not in the checkpoint", lambda c: c.configuration.resumed, ()),
-    (
-        "moments not synchronized",
-        lambda c: c.layer.normalizes and not c.layer.synchronized,
-        ("layer",),
-    ),
+    ("moments of a replica", lambda c: c.layer.normalizes, ("layer",)),
     ("draw by replica", lambda c: c.layer.draws, ("layer",)),
     ("depends on the replica", lambda c: c.has("replica_id"), (*_FORWARD, "applied gradients")),
     ("draw by replica", lambda c: c.has("draw", "keras_draw", "numpy_draw"), _FORWARD),

@@ -29,7 +29,6 @@ from ddl.checking.recorder import Recorder
 from ddl.checking.recording import Failure, Recording
 from ddl.checking.small_data import small_data
 from ddl.checkpoints.checkpoints import Checkpoints
-from ddl.checkpoints.same_on_replicas import ReplicasDifferError
 from ddl.config.registry import user_packages
 from ddl.distribution.communication import Communication
 from ddl.distribution.devices import configure_devices
@@ -41,6 +40,7 @@ from ddl.run import train
 from ddl.run.placement import Placement
 from ddl.step.observing import observed_by
 from ddl.tasks.gather import MicrobatchesError
+from ddl.training.checks.same_on_replicas import ReplicasDifferError
 from ddl.training.trainer import Trainer
 from ddl.user_code import message_of, place_of
 
@@ -109,10 +109,9 @@ def _run(
     with observed_by(recorder), recorder.watching(), small_data(recording.notes):
         try:
             trainer = _made(made, job, configuration)
-        except MicrobatchesError:
+        except MicrobatchesError as error:
             recording.skipped = (
-                "ddl.gather needs the whole batch at once: configurations with several "
-                "microbatches were not checked."
+                f"Configurations with several microbatches were not checked: {error}"
             )
             return
         _check_trainer(trainer, configuration, strategy)
@@ -156,7 +155,8 @@ def _train(
                 checkpoints.save()
                 checkpoints.finish()
         recorder.update = update
-        trainer.train(1)
+        with suppress(ReplicasDifferError):  # after the first update
+            trainer.train(1)
         recorder.variables(trainer)
 
 
