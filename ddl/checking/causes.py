@@ -71,8 +71,8 @@ CAUSES = {
         Cause(
             "across examples",
             "The value of an example depends on the other rows of its replica and microbatch.",
-            "Compute each row from that row alone. Use BatchNormalization(synchronized=True) for "
-            "moments of the batch.",
+            "Compute each row from that row alone. Use BatchNormalization for moments of "
+            "the batch.",
         ),
         Cause(
             "clip before the reduce",

@@ -34,6 +34,7 @@ class DevicePath:
       subtracts_at_once: Whether one kernel subtracts from rows of a table. On CPUs that kernel is
         slower than three that read the rows, subtract, and write them. With parameter servers it
         must be one, since workers do not wait for each other between a read and a write.
+      fuses_normalization: Whether batch normalization is TensorFlow's fused operation.
       has_float64_losses: Whether TensorFlow's sparse cross-entropy has a kernel for float64.
       compiles: Whether `--jit_compile=auto` compiles by XLA: few kernels instead of many, each of
         which costs time to start on a GPU.
@@ -47,6 +48,7 @@ class DevicePath:
     rewrites_pooling: bool
     packs_tensors: bool
     subtracts_at_once: bool
+    fuses_normalization: bool
     has_float64_losses: bool
     compiles: bool
     can_compile: bool
@@ -60,6 +62,7 @@ CPU = DevicePath(
     rewrites_pooling=True,
     packs_tensors=False,
     subtracts_at_once=False,
+    fuses_normalization=False,  # it rounds otherwise than Keras's operations
     has_float64_losses=True,
     compiles=False,
     can_compile=True,
@@ -73,6 +76,7 @@ GPU = DevicePath(
     rewrites_pooling=False,
     packs_tensors=True,
     subtracts_at_once=True,
+    fuses_normalization=True,
     has_float64_losses=False,
     compiles=True,
     can_compile=True,
@@ -89,6 +93,7 @@ TPU = DevicePath(
     rewrites_pooling=False,
     packs_tensors=False,
     subtracts_at_once=True,
+    fuses_normalization=False,
     has_float64_losses=True,
     compiles=False,
     can_compile=False,

@@ -18,6 +18,7 @@ import keras
 import tensorflow as tf
 
 from ddl import microbatch
+from ddl.layers import fused_normalization
 from ddl.layers.broadcasting import with_rank
 from ddl.layers.masking import kept_or_zero
 from ddl.layers.replica_sum import sum_over_replicas
@@ -35,10 +36,25 @@ def has_global_moments(layer: keras.layers.Layer) -> bool:
 def take_over_moments(layers: Iterable[keras.layers.Layer]) -> None:
     """Makes BatchNormalization call `batch_moments` in a trainer; elsewhere Keras's code runs.
 
+    Where `fused_normalization` applies, it takes the place of the layer's whole call in training.
     The hook `_moments` is private to Keras; tests/layers/test_normalization.py guards it.
     """
     for layer in filter(has_global_moments, layers):
         layer._moments = functools.partial(_moments, layer)
+        if type(layer).call is keras.layers.BatchNormalization.call:
+            layer.call = functools.partial(_call, layer)
+
+
+def _call(
+    layer: keras.layers.BatchNormalization,
+    inputs: tf.Tensor,
+    training: bool | None = None,
+    mask: tf.Tensor | None = None,
+) -> Any:
+    # XLA and the fused operation: see there.
+    if training and layer.trainable and fused_normalization.applies_to(layer, inputs, mask):
+        return fused_normalization.normalized(layer, inputs)
+    return type(layer).call(layer, inputs, training=training, mask=mask)
 
 
 def _moments(
@@ -68,9 +84,8 @@ def _in_trainer(
     is_alone = current.own_moments or current.held_moments is not None
     over_replicas = not is_alone and tf.distribute.get_strategy().num_replicas_in_sync > 1
     axes = layer._reduction_axes
-    if mask is None and not over_replicas:
-        in_xla = microbatch.is_compiled()
-        return _moments_in_one_pass(inputs, axes) if in_xla else tf.nn.moments(inputs, axes)
+    if mask is None and not over_replicas and microbatch.is_compiled():
+        return _moments_in_one_pass(inputs, axes)
     moving = layer.moving_mean, layer.moving_variance
     return batch_moments(inputs, axes, mask, moving, over_replicas)
 
@@ -100,7 +115,7 @@ def batch_moments(
     """Computes mean and variance of the unmasked entries. Replica context.
 
     The gradients are written out: TensorFlow would differentiate each operation, and deep models
-    have many layers.
+    have many layers. Second gradients are right, which those of `tf.nn.moments` are not.
 
     Args:
       inputs: float32 or float64 [batch, …, channels]; the channels may be another axis.
@@ -132,10 +147,11 @@ def batch_moments(
         values = tf.stop_gradient(inputs)
         mean = tf.math.divide_no_nan(tf.reduce_sum(counted(values), axes), numbers)
         distances = counted(values - along_channels(mean))
-        # The residual is not zero: what the rounding of the mean left over.
-        residual, squares = (tf.reduce_sum(x, axes) for x in (distances, tf.square(distances)))
-        own = tf.concat([mean, residual, squares, numbers], axis=0)
-        found = _together(_rows_of_replicas(own, over_replicas), mean.shape[0])
+        squares = tf.reduce_sum(tf.square(distances), axes)
+        found = numbers, mean, tf.math.divide_no_nan(squares, numbers)
+        if over_replicas:
+            residual = tf.reduce_sum(distances, axes)  # not zero: the mean is rounded
+            found = _over_replicas(mean, residual, squares, numbers)
         # As in sum_over_replicas: TensorFlow's search for variables ends here.
         return tuple(map(tf.stop_gradient, found)), gradient
 
@@ -169,27 +185,20 @@ def _numbers(inputs: tf.Tensor, axes: Sequence[int], mask: tf.Tensor | None) -> 
     return tf.reshape(of_mask * tf.cast(others, inputs.dtype), [-1])
 
 
-def _rows_of_replicas(own: tf.Tensor, over_replicas: bool) -> tf.Tensor:
-    """Gathers a vector of each replica: [replicas, n], or [1, n] of this replica alone."""
-    if not over_replicas:
-        return tf.expand_dims(own, 0)
+def _over_replicas(*own: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns number, mean and variance of the entries of all replicas.
+
+    Args:
+      *own: Of this replica the rounded mean, [channels]; the sum of the entries' distances from it,
+        [channels]; the sum of the squares of these, [channels]; and the number of entries, [1] or
+        [channels].
+    """
     context = tf.distribute.get_replica_context()
     replica, replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
     # A matrix with the row of this replica: adding zeros gathers the rows, and rounds nothing.
     is_own = tf.expand_dims(tf.one_hot(replica, replicas, True, False, dtype=tf.bool), 1)
-    return sum_over_replicas(tf.where(is_own, own, tf.zeros([], own.dtype)))
-
-
-def _together(rows: tf.Tensor, channels: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns number, mean and variance of the entries of all replicas.
-
-    Args:
-      rows: For each replica the rounded mean of its entries, [channels]; the sum of their distances
-        from it, [channels]; the sum of the squares of these, [channels]; and their number, [1] or
-        [channels]. The row is their concatenation.
-      channels: Number of channels.
-    """
-    means, residuals, squares, numbers = tf.split(rows, [*[channels] * 3, -1], axis=1)
+    rows = sum_over_replicas(tf.where(is_own, tf.concat(own, axis=0), tf.zeros([], own[0].dtype)))
+    means, residuals, squares, numbers = tf.split(rows, [each.shape[0] for each in own], axis=1)
     number = tf.reduce_sum(numbers, axis=0)
     sums = tf.reduce_sum(numbers * means + residuals, axis=0)
     mean = tf.math.divide_no_nan(sums, number)
