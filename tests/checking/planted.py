@@ -102,29 +102,29 @@ def dropout_of_keras(**where: Any) -> ddl.Trainer:
     return trainer(Tiny(layers.Dropout(0.3)), **where)
 
 
-@planted("layer", "moments not synchronized")
-def plain_batch_normalization(**where: Any) -> ddl.Trainer:
-    return trainer(Tiny(layers.BatchNormalization()), **where)
+@planted("layer", "moments of a replica")
+def moments_per_replica(**where: Any) -> ddl.Trainer:
+    return trainer(Tiny(layers.BatchNormalization()), batch_moments="per_replica", **where)
 
 
 # ------------------------------------------------------------ state
 
 
-class CountingLayer(layers.Layer):
-    """Counts its calls: once for each replica and microbatch."""
+class RunningMean(layers.Layer):
+    """Moves a mean by the rows of its replica."""
 
     def build(self, shape):
-        self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False)
+        self.seen = self.add_weight(shape=shape[1:], initializer="zeros", trainable=False)
 
     def call(self, x, training=False):
         if training:
-            self.calls.assign_add(1.0)
+            self.seen.assign(0.9 * self.seen + 0.1 * tf.reduce_mean(x, 0))
         return x
 
 
 @planted("statistics", "state of a replica")
-def a_counter_in_a_layer(**where: Any) -> ddl.Trainer:
-    return trainer(Tiny(CountingLayer()), **where)
+def a_running_mean_in_a_layer(**where: Any) -> ddl.Trainer:
+    return trainer(Tiny(RunningMean()), **where)
 
 
 # ------------------------------------------------------------ step, optimizer, data

@@ -45,8 +45,8 @@ def gan(**where: Any) -> ddl.Trainer:
 
 
 @right
-def synchronized_normalization(**where: Any) -> ddl.Trainer:
-    return trainer(Tiny(layers.BatchNormalization(synchronized=True)), **where)
+def normalization(**where: Any) -> ddl.Trainer:
+    return trainer(Tiny(layers.BatchNormalization()), **where)
 
 
 @right

@@ -30,7 +30,6 @@ def in_this_process(module, name, configurations, folder):
 STRATEGIES = {1: ("one_device", 1), 2: ("mirrored", 2)}
 # Configurations of the planted mistakes that two replicas do not show.
 SHOWN_BY = {
-    "a_counter_in_a_layer": [Configuration(1, 2)],
     "noise_of_a_generator_in_python": [WRITER, RESUMED],
 }
 RESUMED_TOO = {"gan"}

@@ -109,7 +109,7 @@ def named(stage, facts=(), layer=None, only_padded=False, configuration=WRITER, 
         ({"stage": "loss", "facts": ["numpy_draw"]}, "draw by replica"),
         (
             {"stage": "layer", "layer": Layer("BatchNormalization", normalizes=True)},
-            "moments not synchronized",
+            "moments of a replica",
         ),
         ({"stage": "loss", "facts": ["all_reduce"]}, "second all-reduce"),
         ({"stage": "loss", "facts": ["num_replicas"]}, "division by the number of replicas"),
