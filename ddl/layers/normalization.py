@@ -189,7 +189,7 @@ def _over_replicas(*own: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns number, mean and variance of the entries of all replicas.
 
     Args:
-      *own: Of this replica the rounded mean, [channels]; the sum of the entries' distances from it,
+      *own: This replica's rounded mean, [channels]; the sum of the entries' distances from it,
         [channels]; the sum of the squares of these, [channels]; and the number of entries, [1] or
         [channels].
     """
