@@ -113,6 +113,8 @@ class Microbatch:
         neither.
       held_moments: Source of the moments of BatchNormalization; None to compute them from the
         rows.
+      own_moments: Whether BatchNormalization takes the moments of these rows alone; else it takes
+        those of all replicas.
       position: In an evaluation, the number of global batches that training has consumed, int64
         []; None in training, where `counter` holds it. The `counter` of an evaluation begins at 0
         each time, so that each evaluation draws the same numbers.
@@ -137,6 +139,7 @@ class Microbatch:
     rows: int
     mask: tf.Tensor | None = None
     held_moments: HeldMoments | None = None
+    own_moments: bool = False
     position: tf.Tensor | None = None
     draws: int = 0
     weight: tf.Tensor | None = None

@@ -16,7 +16,7 @@ class Byol:
     def __init__(self, encoder: keras.Model, decay: float = 0.99) -> None:
         layers, width = keras.layers, encoder.output_shape[-1]
         # Without the normalization all images soon get nearly the same output.
-        normalized = layers.BatchNormalization(center=False, scale=False, synchronized=True)
+        normalized = layers.BatchNormalization(center=False, scale=False)
         self.online = keras.Model(encoder.input, normalized(encoder.output))
         self.target = keras.models.clone_model(self.online)
         self.target.set_weights(self.online.get_weights())
@@ -25,7 +25,7 @@ class Byol:
             [
                 keras.Input((width,)),
                 layers.Dense(64, use_bias=False),
-                layers.BatchNormalization(synchronized=True),
+                layers.BatchNormalization(),
                 layers.ReLU(),
                 layers.Dense(width, dtype=keras.config.floatx()),
             ]

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import tensorflow as tf
@@ -16,14 +16,13 @@ from ddl.checkpoints.durable_files import be_polite
 from ddl.checkpoints.finding import checked_or_newest, newest_undamaged
 from ddl.checkpoints.of_callbacks import OfCallbacks
 from ddl.checkpoints.parts import TRAINING_ALONE, parts_for_evaluation, parts_for_training
-from ddl.checkpoints.replica_statistics import ReplicaStatistics
 from ddl.checkpoints.restoring import assign, check_fits, metadata_of, take_over
 from ddl.checkpoints.retention import Retention
-from ddl.checkpoints.same_on_replicas import check_same_on_replicas
 from ddl.checkpoints.snapshot import Snapshots
 from ddl.distribution.workers import Workers
 from ddl.errors import ModelDirectoryError
 from ddl.step.state import TrainingState
+from ddl.training.checks.same_on_replicas import check_same_on_replicas
 from ddl.training.trainer import Trainer
 
 
@@ -80,7 +79,6 @@ class Checkpoints:
         self._writing: Future[str | None] | None = None
         self._held_step: int | None = None  # step of the last save or restore
         self._workers = Workers(trainer.strategy)
-        self._of_replicas = ReplicaStatistics(trainer.replica_statistics, self._workers)
 
     @property
     def folder(self) -> Path:
@@ -153,7 +151,8 @@ class Checkpoints:
 
         Raises:
           ConfigError: Within the trainer's `evaluation_weights`; if model, optimizer and state are
-            at different steps, or replicas differ in a variable of the task; or as `check` does.
+            at different steps, or replicas differ in a variable of the task or a layer; or as
+            `check` does.
         """
         trainer = self._trainer
         trainer.check_consistent()
@@ -161,7 +160,7 @@ class Checkpoints:
         failed = self._writing is not None and self._writing.result() is not None
         if self._held_step == trainer.step and not self._workers.any(failed):
             return False
-        check_same_on_replicas(trainer.task, trainer.strategy, self._workers)
+        check_same_on_replicas(trainer.task, trainer.strategy)
         metadata = metadata_of(trainer, dict(metrics or {}), scheduled, ended_by)
         tensors = self.take()
         if self._workers.is_chief:
@@ -203,10 +202,7 @@ class Checkpoints:
             self.check()
             self._snapshots = Snapshots(self._checkpoint)
         self._of_callbacks.check()
-        of_replicas = self._of_replicas.tensors()
-        means = trainer.evaluation_weights(averaged=False) if of_replicas else nullcontext()
-        with means:  # on all workers, which have the same `of_replicas`
-            return self._snapshots.take(self._workers.is_chief) | of_replicas
+        return self._snapshots.take(self._workers.is_chief)
 
     def _write(
         self, point: current.Point, tensors: dict[str, tf.Tensor], metadata: Metadata
@@ -288,7 +284,7 @@ class Checkpoints:
         if keeps:
             assign(self._checkpoint, saved, alone=self._of_callbacks.parts)
         else:
-            assign(self._checkpoint, saved, of_replicas=self._of_replicas)
+            assign(self._checkpoint, saved)
             take_over(self._state, trainer)
             current.note(trainer, current.Point.of(trainer), saved.prefix)
         if scheduled and self._workers.is_chief:

@@ -11,8 +11,8 @@ import tensorflow as tf
 from ddl.checkpoints.comparison import compare, object_graph, parts_of, some, visits
 from ddl.checkpoints.contents import BESIDE_ATTRIBUTES, saved_variables
 from ddl.checkpoints.directory import Metadata, OfSources, SavedCheckpoint, first_line, readable
-from ddl.checkpoints.replica_statistics import ReplicaStatistics
 from ddl.distribution.devices import is_on_server, replica_devices
+from ddl.distribution.traits import name_of
 from ddl.errors import ModelDirectoryError
 from ddl.step.state import TrainingState
 from ddl.tasks.parts import layers_of
@@ -104,7 +104,6 @@ def assign(
     checkpoint: tf.train.Checkpoint,
     saved: SavedCheckpoint,
     partial: Collection[str] = (),
-    of_replicas: ReplicaStatistics | None = None,
     alone: Mapping[str, Any] | None = None,
 ) -> None:
     """Assigns all variables, or none if the checkpoint does not match.
@@ -113,7 +112,6 @@ def assign(
       checkpoint: The objects to restore.
       saved: The checkpoint on disk.
       partial: Names of parts that may hold variables that are not restored.
-      of_replicas: Each replica's own statistics, to restore too.
       alone: Parts of `checkpoint` that are assigned alone; None: all.
 
     Raises:
@@ -136,8 +134,6 @@ def assign(
             if not _assigned_singly(assigned, prefix):
                 status = assigned.restore(prefix).expect_partial()
                 status.assert_existing_objects_matched()
-            if of_replicas is not None:
-                of_replicas.restore(prefix)
     except (tf.errors.OpError, AssertionError, ValueError) as error:
         raise ModelDirectoryError(
             f"{saved} cannot be restored into this model and optimizer: {first_line(error)}. "

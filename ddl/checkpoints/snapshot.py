@@ -12,11 +12,8 @@ from ddl.checkpoints.slots import WholeSlot
 from ddl.distribution.devices import is_on_server
 from ddl.errors import ConfigError
 
-_OTHERS = (
-    *("_CHECKPOINTABLE_OBJECT_GRAPH", "save_counter", "state", "callbacks"),
-    "statistics_of_replicas",
-)
-"""Parts of a checkpoint that say where a run stands, or belong to one number of replicas."""
+_OTHERS = ("_CHECKPOINTABLE_OBJECT_GRAPH", "save_counter", "state", "callbacks")
+"""Parts of a checkpoint that say where a run stands."""
 
 
 class Snapshots:

@@ -2,7 +2,7 @@
 
 Keras computes moments, normalization and their gradients in dozens of kernels for each layer, the
 fused operation in a few, with moments in float32, too. It supports neither masks nor moments
-over the replicas. ddl does not use it where XLA compiles, because XLA computes E[x²] - E[x]², which
+over replicas. ddl does not use it where XLA compiles, because XLA computes E[x²] - E[x]², which
 loses precision where the variance is small relative to the mean. Nor does ddl use it on CPUs,
 because it rounds differently from Keras's operations.
 """
@@ -37,7 +37,7 @@ def applies_to(layer: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: 
         has_mask
         or current.held_moments is not None
         or layer.renorm
-        or (layer.synchronized and replicas > 1)
+        or (replicas > 1 and not current.own_moments)
         or inputs.dtype not in (tf.float32, tf.float16, tf.bfloat16)
         or inputs.dtype != layer.compute_dtype
         or layer.moving_mean.dtype != "float32"

@@ -1,18 +1,18 @@
 """Moments of BatchNormalization over the examples of nonzero weight, on one or all replicas.
 
-Ioffe and Szegedy 2015, "Batch Normalization". In a trainer Keras's layer takes its moments from
-this module. Padding and other rows of weight 0 are masked out. With `synchronized=True` each
-replica sums squares around its own mean. One all-reduce gathers the moments of all replicas, which
-give the moments of the global batch (Chan et al. 1979, "Updating formulae and a pairwise algorithm
-for computing sample variances"). With many replicas these would be
-many bytes, so two all-reduces add them instead. Keras makes three all-reduces and computes
-E[x²] - E[x]², which loses precision where the variance is small relative to the mean.
+Ioffe and Szegedy 2015, "Batch Normalization". In a trainer each BatchNormalization that keeps
+Keras's `_moments` takes its moments from this module, whatever its `synchronized` says. They are
+those of the global microbatch: padding and other rows of weight 0 are masked out, and each replica
+sums squares around its own mean. One all-reduce gathers the sums of all replicas, which give the
+moments together (Chan et al. 1979, "Updating formulae and a pairwise algorithm for computing
+sample variances"). Keras makes three all-reduces and computes E[x²] - E[x]², which loses precision
+where the variance is small relative to the mean.
 """
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -23,10 +23,14 @@ from ddl.layers.broadcasting import with_rank
 from ddl.layers.masking import kept_or_zero
 from ddl.layers.replica_sum import sum_over_replicas
 
-_MomentsOf: TypeAlias = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 
-_MOST_GATHERED = 16
-"""Replicas whose moments one all-reduce gathers; it sends the moments of each to all."""
+def has_global_moments(layer: keras.layers.Layer) -> bool:
+    """Returns whether a layer is a BatchNormalization whose moments `take_over_moments` computes.
+
+    A subclass with a method `_moments` of its own keeps it.
+    """
+    of_keras = keras.layers.BatchNormalization
+    return isinstance(layer, of_keras) and type(layer)._moments is of_keras._moments
 
 
 def take_over_moments(layers: Iterable[keras.layers.Layer]) -> None:
@@ -35,17 +39,10 @@ def take_over_moments(layers: Iterable[keras.layers.Layer]) -> None:
     Where `fused_normalization` applies, it takes the place of the layer's whole call in training.
     The hook `_moments` is private to Keras; tests/layers/test_normalization.py guards it.
     """
-    for layer in layers:
-        if isinstance(layer, keras.layers.BatchNormalization):
-            layer._moments = functools.partial(_moments, layer)
-            if _is_keras_s(layer):
-                layer.call = functools.partial(_call, layer)
-
-
-def _is_keras_s(layer: keras.layers.BatchNormalization) -> bool:
-    """Returns whether the layer computes what Keras's class does; a subclass may not."""
-    of_layer, of_keras = type(layer), keras.layers.BatchNormalization
-    return of_layer.call is of_keras.call and of_layer._moments is of_keras._moments
+    for layer in filter(has_global_moments, layers):
+        layer._moments = functools.partial(_moments, layer)
+        if type(layer).call is keras.layers.BatchNormalization.call:
+            layer.call = functools.partial(_call, layer)
 
 
 def _call(
@@ -67,11 +64,11 @@ def _moments(
     if current is None:
         return type(layer)._moments(layer, inputs, mask)
     if current.held_moments is not None:
-        return current.held_moments(layer, lambda: _moments_of(layer, inputs, mask, current))
-    return _moments_of(layer, inputs, mask, current)
+        return current.held_moments(layer, lambda: _in_trainer(layer, inputs, mask, current))
+    return _in_trainer(layer, inputs, mask, current)
 
 
-def _moments_of(
+def _in_trainer(
     layer: keras.layers.BatchNormalization,
     inputs: tf.Tensor,
     mask: tf.Tensor | None,
@@ -84,14 +81,13 @@ def _moments_of(
         each = current.rows_per_example(rows, f"Layer {layer.name!r}, in a batch with padding,")
         of_rows = current.mask if each == 1 else tf.repeat(current.mask, each)
         mask = of_rows if mask is None else mask & with_rank(of_rows, len(mask.shape))
-    synchronized = layer.synchronized and current.held_moments is None
-    communicates = synchronized and tf.distribute.get_strategy().num_replicas_in_sync > 1
-    if mask is None and not communicates and microbatch.is_compiled() and _is_keras_s(layer):
-        return _moments_in_one_pass(inputs, layer._reduction_axes)
-    if mask is None and not synchronized:
-        return type(layer)._moments(layer, inputs, None)
+    is_alone = current.own_moments or current.held_moments is not None
+    over_replicas = not is_alone and tf.distribute.get_strategy().num_replicas_in_sync > 1
+    axes = layer._reduction_axes
+    if mask is None and not over_replicas and microbatch.is_compiled():
+        return _moments_in_one_pass(inputs, axes)
     moving = layer.moving_mean, layer.moving_variance
-    return batch_moments(inputs, layer._reduction_axes, mask, moving, synchronized)
+    return batch_moments(inputs, axes, mask, moving, over_replicas)
 
 
 def _moments_in_one_pass(inputs: tf.Tensor, axes: list[int]) -> tuple[tf.Tensor, tf.Tensor]:
@@ -111,12 +107,15 @@ def _moments_in_one_pass(inputs: tf.Tensor, axes: list[int]) -> tuple[tf.Tensor,
 
 def batch_moments(
     inputs: tf.Tensor,
-    axes: list[int],
+    axes: Sequence[int],
     mask: tf.Tensor | None,
     moving: Sequence[Any],
-    synchronized: bool,
+    over_replicas: bool,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes mean and variance of the unmasked entries. Replica context.
+
+    The gradients are written out: TensorFlow would differentiate each operation, and deep models
+    have many layers. Second gradients are right, which those of `tf.nn.moments` are not.
 
     Args:
       inputs: float32 or float64 [batch, …, channels]; the channels may be another axis.
@@ -125,34 +124,54 @@ def batch_moments(
         includes all.
       moving: Mean and variance, tensors or variables [channels], returned where all entries are
         masked out.
-      synchronized: Whether to all-reduce the sums over the replicas.
+      over_replicas: Whether to include the entries of all replicas, by one all-reduce.
 
     Returns:
-      Mean and variance, [channels], in the dtype of the inputs.
+      Mean and variance, [channels], in the dtype of the inputs; with `over_replicas` the same bits
+      on all replicas.
     """
-    (channels_axis,) = set(range(len(inputs.shape))) - set(axes)
-    is_counted = None if mask is None else with_rank(mask, len(inputs.shape))
-    before = [] if mask is None else [tf.cast(value, inputs.dtype) for value in moving]
+    rank = len(inputs.shape)
+    (channels_axis,) = set(range(rank)) - set(axes)
+    is_counted = None if mask is None else with_rank(mask, rank)
+    numbers = _numbers(inputs, axes, mask)
+    results: list[tf.Tensor] = []
 
     def counted(values: tf.Tensor) -> tf.Tensor:
         return values if is_counted is None else kept_or_zero(values, is_counted)
 
-    def moments(numbers: tf.Tensor, mean: tf.Tensor, squares: tf.Tensor) -> tuple[Any, Any]:
-        variance = tf.math.divide_no_nan(squares, numbers)
-        if mask is None:
-            return mean, variance
-        return tf.where(numbers > 0, mean, before[0]), tf.where(numbers > 0, variance, before[1])
-
     def along_channels(values: tf.Tensor) -> tf.Tensor:
-        return with_rank(values, len(inputs.shape) - channels_axis)
+        return with_rank(values, rank - channels_axis)
 
-    numbers = _numbers(inputs, axes, mask)
-    context = tf.distribute.get_replica_context() if synchronized else None
-    if context is not None and context.num_replicas_in_sync > 1:
-        return _over_replicas(inputs, axes, numbers, counted, along_channels, moments)
-    mean = tf.math.divide_no_nan(tf.reduce_sum(counted(inputs), axes), numbers)
-    distances = counted(inputs - along_channels(mean))
-    return moments(numbers, mean, tf.reduce_sum(tf.square(distances), axes))
+    @tf.custom_gradient
+    def moments(inputs: tf.Tensor) -> tuple[Any, Any]:
+        values = tf.stop_gradient(inputs)
+        mean = tf.math.divide_no_nan(tf.reduce_sum(counted(values), axes), numbers)
+        distances = counted(values - along_channels(mean))
+        squares = tf.reduce_sum(tf.square(distances), axes)
+        found = numbers, mean, tf.math.divide_no_nan(squares, numbers)
+        if over_replicas:
+            residual = tf.reduce_sum(distances, axes)  # not zero: the mean is rounded
+            found = _over_replicas(mean, residual, squares, numbers)
+        # As in sum_over_replicas: TensorFlow's search for variables ends here.
+        return tuple(map(tf.stop_gradient, found)), gradient
+
+    def gradient(_: tf.Tensor, *of_moments: tf.Tensor) -> tf.Tensor:
+        total, mean, _ = results  # outside of `moments`, so that it has gradients, too
+        stacked = tf.stack(of_moments)
+        of_all = sum_over_replicas(stacked) if over_replicas else stacked
+        of_each = tf.math.divide_no_nan(of_all, total)
+        of_mean, of_variance = map(along_channels, tf.unstack(of_each))
+        # Masked first: a masked entry may be infinite, and its gradient times 0 not a number.
+        distances = counted(inputs - along_channels(mean))
+        return distances * (2 * of_variance) + counted(of_mean)
+
+    results += moments(inputs)
+    total, *found = results
+    if mask is None:
+        return found[0], found[1]
+    pairs = zip(found, moving, strict=True)
+    mean, variance = (tf.where(total > 0, x, tf.cast(before, x.dtype)) for x, before in pairs)
+    return mean, variance
 
 
 def _numbers(inputs: tf.Tensor, axes: Sequence[int], mask: tf.Tensor | None) -> tf.Tensor:
@@ -166,98 +185,24 @@ def _numbers(inputs: tf.Tensor, axes: Sequence[int], mask: tf.Tensor | None) -> 
     return tf.reshape(of_mask * tf.cast(others, inputs.dtype), [-1])
 
 
-def _over_replicas(
-    inputs: tf.Tensor,
-    axes: Sequence[int],
-    numbers: tf.Tensor,
-    counted: Callable[[tf.Tensor], tf.Tensor],
-    along_channels: Callable[[tf.Tensor], tf.Tensor],
-    moments_of: _MomentsOf,
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns mean and variance of the unmasked entries of all replicas.
-
-    Their gradients are written out: TensorFlow would differentiate each operation, and deep models
-    have many layers.
+def _over_replicas(*own: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns number, mean and variance of the entries of all replicas.
 
     Args:
-      inputs: The inputs of this replica, [batch, …, channels].
-      axes: Axes to reduce.
-      numbers: Number of unmasked entries, [1] or [channels].
-      counted: Replaces masked entries by zeros.
-      along_channels: Gives [channels] the rank of the inputs.
-      moments_of: Takes number, mean and sum of squares of all entries; returns mean and variance.
-    """
-    results: list[tf.Tensor] = []
-
-    @tf.custom_gradient
-    def moments(inputs: tf.Tensor) -> tuple[Any, Any]:
-        values = tf.stop_gradient(inputs)
-        origin = tf.math.divide_no_nan(tf.reduce_sum(counted(values), axes), numbers)
-        distances = counted(values - along_channels(origin))
-        squares = tf.reduce_sum(tf.square(distances), axes)
-        # Not zero: what the rounding of the mean left over.
-        residual = tf.reduce_sum(distances, axes)
-        found = _added(numbers, origin, residual, squares, moments_of)
-        # As in sum_over_replicas: TensorFlow's search for variables ends here.
-        return tuple(map(tf.stop_gradient, found)), gradient
-
-    def gradient(_: tf.Tensor, *of_moments: tf.Tensor) -> tf.Tensor:
-        total, mean, _ = results  # outside of `moments`, so that it has gradients, too
-        of_each = tf.math.divide_no_nan(sum_over_replicas(tf.stack(of_moments)), total)
-        of_mean, of_variance = map(along_channels, tf.unstack(of_each))
-        # Masked first: a masked entry may be infinite, and its gradient times 0 not a number.
-        distances = counted(inputs - along_channels(mean))
-        return distances * (2 * of_variance) + counted(of_mean)
-
-    results += moments(inputs)
-    return results[1], results[2]
-
-
-def _added(
-    numbers: tf.Tensor,
-    mean: tf.Tensor,
-    residual: tf.Tensor,
-    squares: tf.Tensor,
-    moments_of: _MomentsOf,
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns numbers, mean and variance of all replicas together.
-
-    Args:
-      numbers: Number of entries of this replica, [1] or [channels].
-      mean: Their mean, rounded, [channels].
-      residual: The sum of their distances from it, [channels].
-      squares: The sum of the squares of these distances, [channels].
-      moments_of: As in `_over_replicas`.
+      *own: This replica's rounded mean, [channels]; the sum of the entries' distances from it,
+        [channels]; the sum of the squares of these, [channels]; and the number of entries, [1] or
+        [channels].
     """
     context = tf.distribute.get_replica_context()
-    if context.num_replicas_in_sync > _MOST_GATHERED:
-        channels = mean.shape[0]
-        totals = sum_over_replicas(tf.concat([numbers * mean + residual, numbers], axis=0))
-        overall = tf.math.divide_no_nan(totals[:channels], totals[channels:])
-        own = _squares_around(overall, numbers, mean, residual, squares)
-        return totals[channels:], *moments_of(totals[channels:], overall, sum_over_replicas(own))
-    own = tf.concat([mean, residual, squares, numbers], axis=0)
-    # A matrix with the row of this replica: adding zeros gathers the rows, and rounds nothing.
     replica, replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
+    # A matrix with the row of this replica: adding zeros gathers the rows, and rounds nothing.
     is_own = tf.expand_dims(tf.one_hot(replica, replicas, True, False, dtype=tf.bool), 1)
-    rows = sum_over_replicas(tf.where(is_own, own, tf.zeros([], own.dtype)))
-    sizes = [mean.shape[0]] * 3 + [-1]
-    each_mean, each_residual, each_squares, each_number = tf.split(rows, sizes, axis=1)
-    numbers = tf.reduce_sum(each_number, axis=0)
-    sums = tf.reduce_sum(each_number * each_mean + each_residual, axis=0)
-    mean = tf.math.divide_no_nan(sums, numbers)
-    each = _squares_around(mean, each_number, each_mean, each_residual, each_squares)
-    return numbers, *moments_of(numbers, mean, tf.reduce_sum(each, axis=0))
-
-
-def _squares_around(
-    point: tf.Tensor, numbers: tf.Tensor, mean: tf.Tensor, residual: tf.Tensor, squares: tf.Tensor
-) -> tf.Tensor:
-    """Returns the sum of squares around another point than the mean; see `_added`."""
-    distance = mean - point
-    return squares + distance * (2 * residual + numbers * distance)
-
-
-def has_synchronized_layers(model: keras.Model) -> bool:
-    """Returns whether any layer has `synchronized=True`: its forward pass all-reduces."""
-    return any(getattr(layer, "synchronized", False) for layer in model._flatten_layers())
+    rows = sum_over_replicas(tf.where(is_own, tf.concat(own, axis=0), tf.zeros([], own[0].dtype)))
+    means, residuals, squares, numbers = tf.split(rows, [each.shape[0] for each in own], axis=1)
+    number = tf.reduce_sum(numbers, axis=0)
+    sums = tf.reduce_sum(numbers * means + residuals, axis=0)
+    mean = tf.math.divide_no_nan(sums, number)
+    distances = means - mean
+    around_mean = squares + distances * (2 * residuals + numbers * distances)
+    variance = tf.math.divide_no_nan(tf.reduce_sum(around_mean, axis=0), number)
+    return number, mean, variance

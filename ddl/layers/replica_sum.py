@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from ddl.distribution.path import path_of
 from ddl.microbatch import CannotCompileError, is_compiled
 
 
@@ -31,7 +32,7 @@ def sum_over_replicas(values: tf.Tensor) -> tf.Tensor:
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return values
-    if is_compiled():
+    if is_compiled() and path_of().can_compile:  # TPUs compile collectives, too
         place = tf.compat.v1.get_default_graph().get_name_scope()
         raise CannotCompileError(
             f"{place or 'the task'} sums over the replicas, and collectives stay outside of "

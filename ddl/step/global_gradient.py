@@ -55,6 +55,8 @@ class GlobalGradient:
       all_reduce: Sums gradients over the replicas.
       scales: Whether losses are multiplied by the loss scale.
       statistics: Variables that a forward pass writes.
+      moved_alone: The layers' moving moments, if each replica moves them by its own rows; None: by
+        the rows of all replicas.
       own: Variables of a task with a step, outside of its layers, that no optimizer updates.
       complete: Variables on which a loss may depend besides those of its gradient: the frozen ones,
         or with a step of one's own all of the task's layers.
@@ -68,6 +70,7 @@ class GlobalGradient:
     all_reduce: AllReduce
     scales: bool
     statistics: Statistics
+    moved_alone: Statistics | None
     own: Sequence[tf.Variable]
     complete: Sequence[keras.Variable]
     remat: Parts | None
@@ -182,7 +185,10 @@ class GlobalGradient:
         def run(index: tf.Tensor | int, so_far: Any) -> Any:
             return self.strategy.run(on_replica, args=(batch.batch, batch.place, index, so_far))
 
-        return over_microbatches(self.strategy, self.microbatches, run, zeros, own_graph)
+        summed = over_microbatches(self.strategy, self.microbatches, run, zeros, own_graph)
+        if self.moved_alone is not None:
+            self.moved_alone.average(self.all_reduce)
+        return summed
 
     @property
     def microbatches(self) -> int:
@@ -199,6 +205,7 @@ class GlobalGradient:
             own, features, index, training=True, step=state.step, draws=draws
         )
         microbatch.remat = self.remat
+        microbatch.own_moments = self.moved_alone is not None
         if self.microbatches > 1:
             microbatch.gathering = refuse_microbatches
         return features, microbatch

@@ -1,10 +1,9 @@
 """Variables that a model's forward pass writes, such as the moments of BatchNormalization.
 
-The values may be replica-local (in layers that are not synchronized). A skipped update must leave
-them unchanged.
+A skipped update must leave them unchanged, and all replicas hold the same values after an update.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import keras
@@ -12,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.distribution.traits import traits_of
-from ddl.distribution.workers import Workers
+from ddl.step.all_reduce import AllReduce
 from ddl.step.overflow import KeptValues
 
 _MOST_BYTES = 1 << 16
@@ -44,6 +43,24 @@ class Statistics:
     def kept(self) -> KeptValues:
         """Reads the present values on every replica. Cross-replica context, in a graph."""
         return KeptValues(self.variables, self._strategy)
+
+    def average(self, all_reduce: AllReduce) -> None:
+        """Sets each floating-point variable to its mean over the replicas, by one all-reduce.
+
+        Cross-replica context, in a graph.
+        """
+        if self._strategy.num_replicas_in_sync == 1 or not self.floating:
+            return
+        flat = self._strategy.run(
+            lambda: tf.concat(
+                [tf.cast(tf.reshape(v, [-1]), tf.float64) for v in self.floating], axis=0
+            )
+        )
+        means = all_reduce.of_sums(flat) / self._strategy.num_replicas_in_sync
+        sizes = [variable.shape.num_elements() for variable in self.floating]
+        for variable, mean in zip(self.floating, tf.split(means, sizes), strict=True):
+            value = tf.cast(tf.reshape(mean, variable.shape), variable.dtype)
+            self._strategy.extended.update(variable, lambda v, x: v.assign(x), args=(value,))
 
 
 @contextmanager
@@ -82,87 +99,6 @@ def _read_in_place(variable: tf.Variable) -> tf.Tensor:
         return variable.read_value()
 
 
-def gather_copies(
-    all_copies: Sequence[Sequence[tf.Variable]], workers: Workers
-) -> list[list[np.ndarray]]:
-    """Gathers the values of all replicas of all workers on the host.
-
-    Eager, cross-replica context, on all workers.
-
-    Args:
-      all_copies: For each variable, the copy of each replica of this worker.
-      workers: The workers; each has as many replicas.
-
-    Returns:
-      For each variable, the value of each replica of all workers, in the order of replicas; no
-      values if there is only one replica.
-    """
-    if all(workers.number * len(copies) == 1 for copies in all_copies):
-        return [[] for _ in all_copies]
-    own = _on_host(all_copies)
-    if workers.number == 1 or not own:
-        return own
-    # One message for all values. float64 represents the values of the narrower floats exactly.
-    flat = [np.reshape(value, -1).astype(np.float64) for values in own for value in values]
-    rows = workers.gather(np.concatenate(flat))
-    ends = np.cumsum([len(part) for part in flat])[:-1]
-    parts = iter(np.split(rows, ends, axis=1))
-    everywhere = []
-    for values in own:
-        stacked = np.stack([next(parts) for _ in values], axis=1)  # [workers, replicas, n]
-        everywhere.append([*stacked.reshape(-1, *values[0].shape).astype(values[0].dtype)])
-    return everywhere
-
-
-def _on_host(all_copies: Sequence[Sequence[tf.Variable]]) -> list[list[np.ndarray]]:
-    """Returns the value of each copy; one transfer per device and dtype."""
-    groups: dict[tuple[str, tf.DType], list[tf.Variable]] = {}
-    for copy in (copy for copies in all_copies for copy in copies):
-        groups.setdefault((copy.device, copy.dtype), []).append(copy)
-    values: dict[int, np.ndarray] = {}
-    for (device, _), group in groups.items():
-        with tf.device(device):
-            flat = tf.concat([tf.reshape(copy.read_value(), [-1]) for copy in group], 0)
-        ends = np.cumsum([copy.shape.num_elements() for copy in group])[:-1]
-        for copy, part in zip(group, np.split(flat.numpy(), ends), strict=True):
-            values[id(copy)] = part.reshape(copy.shape)
-    return [[values[id(copy)] for copy in copies] for copies in all_copies]
-
-
-@contextmanager
-def synchronized(all_copies: Sequence[Sequence[tf.Variable]], workers: Workers) -> Iterator[None]:
-    """Sets each variable to its mean over all replicas within the `with` block.
-
-    Equal copies keep their value bit for bit and are not written. After the block, all copies are
-    restored. Eager, cross-replica context, on all workers.
-
-    Args:
-      all_copies: For each variable, the copy of each replica of this worker.
-      workers: The workers; each has as many replicas.
-    """
-    everywhere = gather_copies(all_copies, workers)
-    means = [
-        (copies, values)
-        for copies, values in zip(all_copies, everywhere, strict=True)
-        if differ(values)
-    ]
-    with restoring(copy for copies, _ in means for copy in copies):
-        for copies, values in means:
-            with tf.device("CPU:0"):
-                start, *others = (tf.constant(value, copies[0].dtype) for value in values)
-                # `_distance` of equal infinities is 0, not NaN.
-                distances = [_distance(start, other) for other in others]
-                mean = start + tf.add_n(distances) / (1 + len(others))
-            for copy in copies:
-                copy.assign(mean)
-        yield
-
-
-def differ(values: Sequence[np.ndarray]) -> bool:
-    """Returns whether any value differs from the first, all of one shape."""
-    return any(np.any(value != values[0]) for value in values)
-
-
 def allow_replica_writes(
     layers: Iterable[keras.layers.Layer], strategy: tf.distribute.Strategy
 ) -> None:
@@ -178,7 +114,3 @@ def allow_replica_writes(
                 floating = variable.value.dtype.is_floating
                 how = tf.VariableAggregation
                 variable.value._aggregation = how.MEAN if floating else how.ONLY_FIRST_REPLICA
-
-
-def _distance(start: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
-    return tf.where(tf.equal(start, other), tf.zeros_like(start), other - start)

@@ -18,9 +18,9 @@ from ddl import microbatch
 from ddl.errors import ConfigError
 from ddl.layers.broadcasting import broadcasts, with_rank
 from ddl.layers.lookups import look_up_rows
-from ddl.layers.normalization import has_synchronized_layers, take_over_moments
+from ddl.layers.normalization import has_global_moments, take_over_moments
 from ddl.random import seed_by_replica
-from ddl.step.effects.written import check_loss_writes
+from ddl.step.effects.written import check_loss_writes, moved_in
 from ddl.step.metric_sums import MetricSums
 from ddl.step.metric_sums.of_output import (
     check_dimensions,
@@ -96,6 +96,8 @@ class Objective:
         """The variables of which the loss looks up single rows (`ddl.step.rows.tables`)."""
         self.gathers = probe.gathers
         """Whether the loss calls `ddl.gather` in training."""
+        self.moved = moved_in(probe.graph, task) if tried else []
+        """Names of variables that layers and task move in training, but for moments and seeds."""
         self.training_layers = self._layers_in_training(probe if tried else None)
         """Layers of the task, without those that only compute as in an evaluation."""
         self.metrics = layout_of(output, self._where)
@@ -210,14 +212,16 @@ class Objective:
                 "regularizer), which a task with a `step` must not have. Return these losses from "
                 "the task instead."
             )
-        if own and self._replicas > 1 and has_synchronized_layers(self._task.model):
+        current = microbatch.current()
+        alone = current is None or current.own_moments or self._replicas == 1
+        if own and not alone and any(map(has_global_moments, self._task.model._flatten_layers())):
             # While one replica waits at a collective, the others overwrite Keras's list of losses.
             raise ConfigError(
                 "The model has losses of its own (add_loss, or an activity regularizer) together "
-                "with synchronized BatchNormalization, and Keras mixes up such losses on several "
-                "replicas. Return these losses from the task instead."
+                "with BatchNormalization over the global batch, and Keras mixes up such losses on "
+                "several replicas. Return these losses from the task instead, or set "
+                "Trainer.batch_moments = 'per_replica'."
             )
-        current = microbatch.current()
         if own and current is not None and current.mask is not None:
             logging.log_first_n(
                 logging.WARNING,

@@ -90,20 +90,27 @@ def gather(x: Any) -> Gathered:
 
 
 class MicrobatchesError(ConfigError):
-    """A loss gathers the rows of its batch, of which a microbatch has only a part."""
+    """A loss needs its batch as a whole, of which a microbatch has only a part."""
 
-    def __init__(self, where: str):
-        """Writes the message; `where` names the loss."""
+    def __init__(self, reason: str):
+        """Writes the message; `reason` says what needs the batch, and why."""
         super().__init__(
-            f"{where} calls ddl.gather, which needs the whole global batch at once, but "
-            "ACCUMULATION_STEPS > 1 splits it. Set ACCUMULATION_STEPS = 1; if the batch does not "
-            "fit into memory, use Trainer.remat, more replicas, or a smaller GLOBAL_BATCH_SIZE."
+            f"{reason}, but ACCUMULATION_STEPS > 1 splits it. Set ACCUMULATION_STEPS = 1; if the "
+            "batch does not fit into memory, use Trainer.remat, more replicas, or a smaller "
+            "GLOBAL_BATCH_SIZE."
         )
+
+
+def gathers_error(where: str) -> MicrobatchesError:
+    """Returns the error for a loss, named `where`, that gathers the rows of its batch."""
+    return MicrobatchesError(
+        f"{where} calls ddl.gather, which needs the whole global batch at once"
+    )
 
 
 def refuse_microbatches(tensors: list[tf.Tensor], current: Microbatch) -> Gathered:
     """Raises MicrobatchesError (`Gathering`), for losses that only the update can trace."""
-    raise MicrobatchesError("The loss")
+    raise gathers_error("The loss")
 
 
 def own_rows(tensors: list[tf.Tensor], current: Microbatch) -> Gathered:

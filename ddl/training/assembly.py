@@ -41,6 +41,7 @@ from ddl.training.checks.model import (
     check_created_in_scope,
     computes_in_float16,
     frozen_variables,
+    warn_of_batch_moments,
     warn_of_replica_dependence,
     warn_of_tf32,
 )
@@ -166,12 +167,15 @@ def assemble(
         else:
             xla = Compiler(options.jit_compile, strategy, "evaluation")
             evaluation = Evaluation(evaluated, eval_pipeline, strategy, xla)
-    plan.check_gathers(options.accumulation_steps)
+    plan.check_microbatches(options.accumulation_steps)
     check_created_in_scope(plan.trained, strategy)
     layers = layers_of(task)
     in_training = {id(x) for one in plan.objectives for x in one.training_layers}
     training_layers = [layer for layer in layers if id(layer) in in_training]
     warn_of_replica_dependence(training_layers, strategy, options.accumulation_steps, task)
+    warn_of_batch_moments(
+        training_layers, strategy, options.accumulation_steps, options.batch_moments
+    )
     warn_of_tf32(strategy)
     rows = RowIndependence(
         task,
@@ -208,14 +212,12 @@ def assemble(
         first.source if of_one else None,
     )
     corpus = CorpusFigures(options.corpus_metrics, given, workers := Workers(strategy))
-    weights = EvaluationWeights(update.averages, update.statistics, strategy)
     models = layers if has_step(task) else [task.model]
     of_models = list({id(v): v for model in models for v in model.variables}.values())
     kept_finite = [
         *(v.value for v in of_models),
         *(v for one in optimizers.values() for v in variables_of(one, update.sharding)),
         *(update.averages.variables if update.averages else ()),
-        *(copy for copies in weights.replica_statistics for copy in copies[1:]),
     ]
     return Assembly(
         workers,
@@ -227,7 +229,7 @@ def assemble(
         rows,
         generator_states,
         update,
-        weights,
+        EvaluationWeights(update.averages),
         given,
         corpus,
         VariablesFinite(kept_finite, workers),
@@ -282,6 +284,8 @@ def _update(
     """Builds the optimizers' slots, the averages and the update."""
     allow_replica_writes(layers, strategy)
     statistics = Statistics(layers, strategy)
+    per_replica = options.batch_moments == "per_replica"
+    normalizing = [x for x in layers if isinstance(x, keras.layers.BatchNormalization)]
     communication = options.communication or Communication()
     all_reduce = AllReduce(strategy, communication)
     sharding = sharding_of(
@@ -303,6 +307,7 @@ def _update(
         all_reduce=all_reduce,
         scales=loss_scale is not None,
         statistics=statistics,
+        moved_alone=Statistics(normalizing, strategy) if per_replica else None,
         own=[v for v in plan.own if id(v) not in {id(t.value) for t in plan.trained}],
         complete=plan.known(layers) if has_step(task) else frozen_variables(layers),
         remat=Parts(options.remat, task, strategy) if options.remat else None,

@@ -13,6 +13,7 @@ from ddl.step.update import UpdateStep
 from ddl.training.actions import Action
 from ddl.training.asynchronous.loop import CoordinatedLoop
 from ddl.training.checks.fixed_settings import TrainedVariables
+from ddl.training.checks.same_on_replicas import check_same_on_replicas
 from ddl.training.divergence import check_state_finite
 from ddl.training.evaluation_weights import EvaluationWeights
 from ddl.training.loop import TrainingLoop
@@ -86,7 +87,8 @@ class LoopRunner:
 
         Raises:
           TrainingDiverged: If the state is not finite, or too many updates were skipped.
-          ConfigError: If an action changed a setting, or left the evaluation weights in the model.
+          ConfigError: If an action changed a setting, or left the evaluation weights in the model;
+            or if replicas differ in a variable after the first loop.
         """
         with self.busy():
             return self._run(end, actions)
@@ -107,7 +109,7 @@ class LoopRunner:
         return False
 
     def run_loop(self, end: int) -> None:
-        """Runs one loop, to step `end` or less far, and checks the state reached."""
+        """Runs one loop, to step `end` or less far, and checks what it reached."""
         start = self.step
         with self._pace.loop() as timer:
             with observed_by(self._repetition):
@@ -120,10 +122,12 @@ class LoopRunner:
             timer.steps = reached - start
             timer.traced = not self._has_run
         wait = self.loop.input_wait if isinstance(self.loop, TrainingLoop) else None
-        if wait is not None and not self._has_run:
+        is_first, self._has_run = not self._has_run, True
+        if wait is not None and is_first:
             wait.restart()  # the speed leaves this loop out, too
-        self._has_run = True
         check_state_finite(self.state, self._update, self._max_skipped_updates)
+        if is_first:
+            check_same_on_replicas(self._update.plan.task, self._update.strategy)
 
     def trace(self) -> None:
         """Traces the loop without running it."""

@@ -7,7 +7,7 @@ from typing import Any, Literal, cast
 
 import tensorflow as tf
 
-from ddl.choices import JitCompile
+from ddl.choices import BatchMoments, JitCompile
 from ddl.distribution.communication import Communication
 from ddl.metrics import OfAllOutputs
 from ddl.optimizers.groups import Optimizers, from_keras_name
@@ -62,6 +62,7 @@ class Trainer(Evaluating):
         seed: int = 0,
         shuffle: bool = True,
         accumulation_steps: int = 1,
+        batch_moments: BatchMoments = "global",
         clip_norm: Limit = None,
         weight_average: ExponentialMovingAverage | None = None,
         loss_scale: LossScale | Literal["auto"] | None = "auto",
@@ -93,6 +94,10 @@ class Trainer(Evaluating):
           shuffle: Whether to reshuffle the training data each epoch. A stream, such as a
             `tf.data.Dataset`, keeps its own order; evaluation data are never shuffled.
           accumulation_steps: Microbatches per replica and update.
+          batch_moments: Rows that give BatchNormalization its moments: "global", those of the
+            microbatch on all replicas; "per_replica", those of each replica, without communication.
+            The number of replicas then changes the result, and the moving moments are their means
+            over the replicas.
           clip_norm: Largest global norm of the gradient of the global batch, or that of each
             optimizer by its name; None: no clipping.
           weight_average: Keeps an average of the weights, which evaluation and export use; None:
@@ -162,8 +167,6 @@ class Trainer(Evaluating):
         """States of the Keras seed generators in the task's layers: int64 [2] each."""
         self.averages = parts.update.averages
         """Averages of the weights and of the moving statistics; None without `weight_average`."""
-        self.replica_statistics = parts.evaluation_weights.replica_statistics
-        """This worker's copies of each replica-local statistic, and of the statistic's average."""
         self.history = History()
         """Figures that training and evaluation have read, by step."""
         self._metrics = MetricReader(parts.update)

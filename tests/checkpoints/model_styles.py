@@ -15,7 +15,7 @@ def dense(units, **kwargs):
 
 
 def norm():
-    return L.BatchNormalization(synchronized=True)
+    return L.BatchNormalization()
 
 
 def sequential():
@@ -125,7 +125,7 @@ class OwnLayers(ddl.Classification):
 
     def __init__(self, model):
         super().__init__(model)
-        self.layers = [{"norm": L.BatchNormalization(synchronized=True, center=False, scale=False)}]
+        self.layers = [{"norm": L.BatchNormalization(center=False, scale=False)}]
         self.seen = {"batches": tf.Variable(0, trainable=False, dtype=tf.int64)}
 
     def per_example(self, features, training):

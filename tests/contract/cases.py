@@ -54,13 +54,13 @@ NUMBERS, UNEVEN_NUMBERS, OTHER_NUMBERS = (_numbers(n) for n in (128, 131, 75))
 SENTENCES, OTHER_SENTENCES = _sentences(131), _sentences(75)
 
 
-def cnn(synchronized: bool) -> keras.Model:
+def cnn() -> keras.Model:
     l2 = keras.regularizers.L2(0.05)
     return keras.Sequential(
         [
             keras.Input((5, 5, 1)),
             keras.layers.Conv2D(2, 3, kernel_regularizer=l2, use_bias=False),
-            keras.layers.BatchNormalization(momentum=0.9, synchronized=synchronized),
+            keras.layers.BatchNormalization(momentum=0.9),
             keras.layers.Activation("relu"),
             keras.layers.Flatten(),
             keras.layers.Dense(3),
@@ -68,18 +68,18 @@ def cnn(synchronized: bool) -> keras.Model:
     )
 
 
-def mlp(_: bool = False) -> keras.Model:
+def mlp() -> keras.Model:
     layers = [keras.layers.Dense(5, "tanh"), keras.layers.Dense(2)]
     return keras.Sequential([keras.Input((4,)), *layers])
 
 
-def normalized_mlp(synchronized: bool) -> keras.Model:
-    normalization = keras.layers.BatchNormalization(momentum=0.9, synchronized=synchronized)
+def normalized_mlp() -> keras.Model:
+    normalization = keras.layers.BatchNormalization(momentum=0.9)
     layers = [keras.layers.Dense(5), normalization, keras.layers.Dense(2)]
     return keras.Sequential([keras.Input((4,)), *layers])
 
 
-def tagger(_: bool) -> keras.Model:
+def tagger() -> keras.Model:
     layers = [keras.layers.Embedding(50, 4), keras.layers.Dense(3)]
     return keras.Sequential([keras.Input((5,), dtype="int64"), *layers])
 
@@ -125,7 +125,7 @@ class Case:
     """A training run, for ddl and for the plain loop.
 
     Attributes:
-      model: Makes the model; takes whether batch normalization is to be synchronized.
+      model: Makes the model.
       task: Makes ddl's task of the model.
       per_example: What the task computes, without ddl.
       data: Training data, and `others`, the data of evaluations.
@@ -136,7 +136,7 @@ class Case:
       skipped: Numbers of batches that ddl must skip.
     """
 
-    model: Callable[[bool], keras.Model]
+    model: Callable[[], keras.Model]
     task: Callable[[keras.Model], Any]
     per_example: plain_loop.PerExample
     data: Mapping[str, np.ndarray]
@@ -236,7 +236,7 @@ ON_TWO: dict[str, Case] = {
     "LAMB": _optimized(
         lambda: ddl.optimizers.LAMB(0.05, weight_decay=0.125), lambda: plain_loop.Lamb(0.05, 0.125)
     ),
-    # Synchronized normalization would spread an overflow to all replicas' gradients.
+    # Normalization would spread an overflow to all replicas' gradients.
     "an overflow on one replica": dataclasses.replace(
         CASES["a skipped update"], model=mlp, arguments={"loss_scale": ddl.LossScale(1024.0)}
     ),
@@ -265,7 +265,7 @@ def make_trainer(case: Case, where: Where) -> ddl.Trainer:
     with in_float64(), strategy.scope():
         keras.utils.set_random_seed(3)
         return ddl.Trainer(
-            case.task(case.model(True)),
+            case.task(case.model()),
             case.optimizer(),
             tf.data.Dataset.from_tensor_slices(data) if case.as_dataset else data,
             global_batch_size=BATCH,
@@ -312,7 +312,7 @@ def expected(name: str) -> tuple[Figures, plain_loop.Loop]:
         keras.utils.set_random_seed(3)
         average = case.arguments.get("weight_average")
         loop = plain_loop.Loop(
-            case.model(False),
+            case.model(),
             case.per_example,
             case.data,
             BATCH,

@@ -55,7 +55,7 @@ class NoisyTask:
 
     def __init__(self):
         layers, random = keras.layers, np.random.default_rng(1)
-        normalization = layers.BatchNormalization(synchronized=True)
+        normalization = layers.BatchNormalization()
         hidden = [layers.Dense(4, "tanh"), normalization, layers.Dense(2)]
         self.model = keras.Sequential([keras.Input((3,)), *hidden])
         for variable in self.model.trainable_variables:

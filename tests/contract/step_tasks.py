@@ -206,7 +206,7 @@ class Sam(OneModel):
     """Foret et al. 2021, with moving moments that move once an update."""
 
     def __init__(self) -> None:
-        normalization = keras.layers.BatchNormalization(synchronized=True)
+        normalization = keras.layers.BatchNormalization()
         self.model = keras.Sequential([keras.Input((3,)), normalization, mlp(1)])
 
     def step(self, update: Any, batch: Any) -> None:

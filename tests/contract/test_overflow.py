@@ -27,7 +27,7 @@ class Task:
 
     def __init__(self):
         layers = keras.layers
-        normalization = layers.BatchNormalization(synchronized=True)
+        normalization = layers.BatchNormalization()
         hidden = [layers.Dense(4, "tanh"), normalization, layers.Dense(2, dtype="float32")]
         self.model = keras.Sequential([keras.Input((3,)), *hidden])
 

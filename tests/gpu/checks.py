@@ -159,7 +159,7 @@ def draws(place: Place, strategy: Strategy, amount: Amount) -> Iterator[Finding]
 def resume(place: Place, strategy: Strategy, amount: Amount) -> Iterator[Finding]:
     """A run that was saved in mid epoch, with microbatches and a padded batch."""
     for resident in (True, False) if amount is WHOLE else (True,):
-        case = parity_cases.CASES["synchronized BatchNormalization, 131 examples"]
+        case = parity_cases.CASES["BatchNormalization, 131 examples"]
         arguments = {"data_on_device": resident, "accumulation_steps": 2, "steps_per_loop": 10}
         trainer = parity_cases.make_trainer(case, strategy, "float32", **arguments)
         trainer.train(3)
@@ -179,7 +179,7 @@ def resume(place: Place, strategy: Strategy, amount: Amount) -> Iterator[Finding
 
 def snapshots(place: Place, strategy: Strategy, amount: Amount) -> Iterator[Finding]:
     """A checkpoint that is written while training continues holds the weights of its step."""
-    case = parity_cases.CASES["synchronized BatchNormalization"]
+    case = parity_cases.CASES["BatchNormalization"]
     trainer = parity_cases.make_trainer(case, strategy, "float32")
     trainer.train(2)
     resumed = parity_cases.make_trainer(case, strategy, "float32")

@@ -59,7 +59,7 @@ def operations(layer, inputs, **where):
 @pytest.mark.parametrize(
     ("dtype", "rounding"), [("float32", 3e-6), ("mixed_float16", 4e-3), ("mixed_bfloat16", 3e-2)]
 )
-@pytest.mark.parametrize("arguments", [{}, {"scale": False, "synchronized": True}], ids=str)
+@pytest.mark.parametrize("arguments", [{}, {"scale": False}], ids=str)
 def test_it_computes_what_keras_computes(shape, axis, dtype, rounding, arguments):
     layer = layer_for(shape, axis, dtype, **arguments)
     take_over_moments([layer])
@@ -143,19 +143,17 @@ def test_so_they_do_for_a_subclass_with_a_call_of_its_own():
 
 @pytest.mark.usefixtures("_on_gpu")
 def test_so_they_do_for_masks_held_moments_and_other_replicas():
-    layer = layer_for((8, 3))
-    synchronized = layer_for((8, 3), synchronized=True)
-    x = tf.ones([8, 3])
+    layer, x = layer_for((8, 3)), tf.ones([8, 3])
+    alone, holding = microbatch(rows=8), microbatch(rows=8)
+    alone.own_moments, holding.held_moments = True, HeldMoments()
     with microbatch(rows=8).forward():
         assert fused_normalization.applies_to(layer, x, None)
-        assert fused_normalization.applies_to(synchronized, x, None)
         assert not fused_normalization.applies_to(layer, x, tf.ones([8], tf.bool))
         with make_strategy("mirrored", 2).scope():
-            assert fused_normalization.applies_to(layer, x, None)
-            assert not fused_normalization.applies_to(synchronized, x, None)
+            assert not fused_normalization.applies_to(layer, x, None)
+            with alone.forward():
+                assert fused_normalization.applies_to(layer, x, None)
     assert not fused_normalization.applies_to(layer, x, None)  # outside of a trainer
-    holding = microbatch(rows=8)
-    holding.held_moments = HeldMoments()
     with holding.forward():
         assert not fused_normalization.applies_to(layer, x, None)
 

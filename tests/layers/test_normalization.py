@@ -16,13 +16,8 @@ def moments(inputs, counts=None, axis=-1, moving=None):
     channels = inputs.shape[axis]
     moving = moving or (np.zeros(channels, inputs.dtype), np.ones(channels, inputs.dtype))
     counts = None if counts is None else tf.constant(counts)
-
-    def replica():
-        return batch_moments(
-            tf.constant(inputs), axes, counts, list(map(tf.constant, moving)), synchronized=True
-        )
-
-    return [m.numpy() for m in make_strategy("one_device", 1).run(replica)]
+    moving = list(map(tf.constant, moving))
+    return [m.numpy() for m in batch_moments(tf.constant(inputs), axes, counts, moving, False)]
 
 
 @pytest.mark.parametrize("shape", [(8, 3), (8, 4, 5, 3)])
@@ -37,11 +32,14 @@ def test_moments_of_the_rows_that_count(shape, axis):
         np.testing.assert_allclose(variance, rows.var(axes), atol=1e-14)
 
 
-def test_moments_under_a_mask_of_tokens():
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_moments_under_a_mask_of_tokens(axis):
     inputs, counts = RANDOM.normal(size=(8, 4, 3)), RANDOM.random((8, 4)) < 0.5
-    mean, variance = moments(inputs, counts)
-    np.testing.assert_allclose(mean, inputs[counts].mean(0), atol=1e-14)
-    np.testing.assert_allclose(variance, inputs[counts].var(0), atol=1e-14)
+    counted = np.where(counts[..., np.newaxis], inputs, np.nan)
+    axes = (0, 1) if axis == -1 else (0, 2)
+    mean, variance = moments(inputs, counts, axis)
+    np.testing.assert_allclose(mean, np.nanmean(counted, axes), atol=1e-14)
+    np.testing.assert_allclose(variance, np.nanvar(counted, axes), atol=1e-14)
 
 
 @pytest.mark.parametrize("counts", [None, np.arange(1000) < 990])
@@ -52,15 +50,8 @@ def test_a_mean_far_from_zero_loses_no_digits(counts):
     np.testing.assert_allclose(variance, inputs[:990].astype("f8").var(0), rtol=0.05)
 
 
-def test_the_moving_moments_where_nothing_counts():
-    moving = (np.array([1.0, 2.0]), np.array([3.0, 4.0]))
-    mean, variance = moments(np.full((4, 2), np.inf), np.zeros(4, bool), moving=moving)
-    np.testing.assert_array_equal(mean, moving[0])
-    np.testing.assert_array_equal(variance, moving[1])
-
-
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_so_it_is_with_replicas(replicas):
+def test_the_moving_moments_where_nothing_counts(replicas):
     strategy = make_strategy("mirrored" if replicas > 1 else "one_device", replicas)
     moving = [tf.constant([1.0, 2.0]), tf.constant([3.0, 4.0])]
 
@@ -68,7 +59,7 @@ def test_so_it_is_with_replicas(replicas):
         inputs = tf.fill([4, 2], np.inf)
         with tf.GradientTape() as tape:
             tape.watch(inputs)
-            mean, variance = batch_moments(inputs, [0], tf.zeros([4], bool), moving, True)
+            mean, variance = batch_moments(inputs, [0], tf.zeros([4], bool), moving, replicas > 1)
             loss = tf.reduce_sum(mean * variance)
         return mean, variance, tape.gradient(loss, inputs)
 
@@ -80,8 +71,15 @@ def test_so_it_is_with_replicas(replicas):
         np.testing.assert_array_equal(gradient, np.zeros([4, 2]))
 
 
-def moments_over_replicas(strategy, inputs, counts):
-    """Mean, variance and, for a loss of both, gradients, of each replica."""
+def plain_moments(own, mask):
+    """Differentiated by TensorFlow, one operation after the other."""
+    counted = tf.boolean_mask(own, mask)
+    mean = tf.reduce_mean(counted, 0)  # tf.nn.moments has wrong second gradients
+    return mean, tf.reduce_mean(tf.square(counted - mean), 0)
+
+
+def on_rows(strategy, inputs, counts, function):
+    """Calls a function of inputs, mask and moments on the rows of each replica; on one, plainly."""
     replicas = strategy.num_replicas_in_sync
     rows = len(inputs) // replicas
     moving = [tf.zeros(inputs.shape[-1], inputs.dtype)] * 2
@@ -89,33 +87,37 @@ def moments_over_replicas(strategy, inputs, counts):
     def replica():
         first = rows * tf.distribute.get_replica_context().replica_id_in_sync_group
         own = tf.constant(inputs)[first : first + rows]
-        with tf.GradientTape() as tape:
-            tape.watch(own)
-            mask = tf.constant(counts)[first : first + rows]
-            mean, variance = batch_moments(own, [0], mask, moving, synchronized=True)
-            loss = tf.reduce_sum(tf.sin(mean) + mean * variance**2) / replicas
-        return mean, variance, tape.gradient(loss, own)
+        mask = tf.constant(counts)[first : first + rows]
+        if replicas == 1:
+            return function(own, mask, lambda: plain_moments(own, mask))
+        return function(own, mask, lambda: batch_moments(own, [0], mask, moving, True))
 
     results = tf.function(lambda: strategy.run(replica), autograph=False)()
     return [[v.numpy() for v in strategy.experimental_local_results(each)] for each in results]
 
 
+def with_gradient(own, mask, moments):
+    with tf.GradientTape() as tape:
+        tape.watch(own)
+        mean, variance = moments()
+        replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+        loss = tf.reduce_sum(tf.sin(mean) + mean * variance**2) / replicas
+    return mean, variance, tape.gradient(loss, own)
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize(
-    ("kind", "most_gathered"), [("mirrored", 16), ("central_storage", 16), ("mirrored", 3)]
-)
-def test_moments_of_replicas_are_those_of_all_rows(kind, most_gathered, dtype, monkeypatch):
+@pytest.mark.parametrize("kind", ["mirrored", "central_storage"])
+def test_moments_of_replicas_are_those_of_all_rows(kind, dtype):
     """Far from zero, with another mean on each replica; one replica has padding alone."""
-    monkeypatch.setattr(ddl.layers.normalization, "_MOST_GATHERED", most_gathered)
     inputs = (
         np.random.default_rng(0).normal(size=(40, 3)) + np.repeat([1000, 1001, 990, 0], 10)[:, None]
     )
     counts = np.array([True] * 27 + [False] * 13)
     inputs[~counts] = np.inf
-    one = moments_over_replicas(make_strategy("one_device", 1), inputs, counts)
+    one = on_rows(make_strategy("one_device", 1), inputs, counts, with_gradient)
     rounding = 1e-12 if dtype == "float64" else 5e-6  # float32 inputs are rounded, too
-    mean, variance, gradients = moments_over_replicas(
-        make_strategy(kind, 4), inputs.astype(dtype), counts
+    mean, variance, gradients = on_rows(
+        make_strategy(kind, 4), inputs.astype(dtype), counts, with_gradient
     )
     np.testing.assert_allclose(mean, one[0] * 4, rtol=rounding)
     np.testing.assert_allclose(variance, one[1] * 4, rtol=rounding)
@@ -134,47 +136,32 @@ def test_one_all_reduce_gathers_the_moments_of_a_layer(monkeypatch):
         lambda values: [total(values), summed.append(values.shape)][0],
     )
     counts = np.arange(8) < 7
-    moments_over_replicas(make_strategy("mirrored", 2), RANDOM.normal(size=(8, 3)), counts)
+    on_rows(make_strategy("mirrored", 2), RANDOM.normal(size=(8, 3)), counts, with_gradient)
     # Traced on each of two replicas: the moments, and their gradients.
     assert summed == [(2, 3 * 3 + 1)] * 2 + [(2, 3)] * 2
 
 
-def second_gradients(strategy, inputs, counts):
+def with_second_gradient(own, mask, moments):
     """Gradients of the squared gradients of a loss of moments and inputs, as of a penalty."""
-    replicas = strategy.num_replicas_in_sync
-    rows = len(inputs) // replicas
-
-    def replica():
-        first = rows * tf.distribute.get_replica_context().replica_id_in_sync_group
-        own = tf.constant(inputs)[first : first + rows]
-        with tf.GradientTape() as outer:
-            outer.watch(own)
-            with tf.GradientTape() as inner:
-                inner.watch(own)
-                mask = tf.constant(counts)[first : first + rows]
-                moving = [tf.zeros(3, tf.float64)] * 2
-                mean, variance = batch_moments(own, [0], mask, moving, synchronized=True)
-                finite = tf.where(mask[:, tf.newaxis], own, tf.zeros([], own.dtype))
-                loss = tf.reduce_sum(tf.sin(finite * mean) * variance)
-            penalty = tf.reduce_sum(tf.square(inner.gradient(loss, own)))
-        return outer.gradient(penalty, own)
-
-    results = strategy.experimental_local_results(
-        tf.function(lambda: strategy.run(replica), autograph=False)()
-    )
-    return np.concatenate([value.numpy() for value in results])
+    with tf.GradientTape() as outer:
+        outer.watch(own)
+        with tf.GradientTape() as inner:
+            inner.watch(own)
+            mean, variance = moments()
+            finite = tf.where(mask[:, tf.newaxis], own, tf.zeros([], own.dtype))
+            loss = tf.reduce_sum(tf.sin(finite * mean) * variance)
+        penalty = tf.reduce_sum(tf.square(inner.gradient(loss, own)))
+    return [outer.gradient(penalty, own)]
 
 
-@pytest.mark.parametrize("most_gathered", [16, 1])
-def test_second_gradients_over_replicas(most_gathered, monkeypatch):
+def test_second_gradients_over_replicas():
     """With masked entries that are infinite, as those of padding may be."""
-    monkeypatch.setattr(ddl.layers.normalization, "_MOST_GATHERED", most_gathered)
     inputs, counts = RANDOM.normal(size=(8, 3)), np.arange(8) < 7
     inputs[7] = np.inf
-    expected = second_gradients(make_strategy("one_device", 1), inputs, counts)
-    on_two = second_gradients(make_strategy("mirrored", 2), inputs, counts)
+    ((expected,),) = on_rows(make_strategy("one_device", 1), inputs, counts, with_second_gradient)
+    (on_two,) = on_rows(make_strategy("mirrored", 2), inputs, counts, with_second_gradient)
     assert np.isfinite(on_two).all()
-    np.testing.assert_allclose(on_two, expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(np.concatenate(on_two), expected, rtol=0, atol=1e-12)
 
 
 def layer_moved_by(inputs, counts, **arguments):
@@ -206,10 +193,9 @@ def test_parts_of_examples_count_as_they_do():
         layer_moved_by(inputs, [True, True, False])
 
 
-@pytest.mark.parametrize("synchronized", [True, False])
-def test_elsewhere_it_is_keras_own(synchronized):
+def test_elsewhere_it_is_keras_own():
     def trained(takes_over):
-        layer = keras.layers.BatchNormalization(synchronized=synchronized)
+        layer = keras.layers.BatchNormalization()
         layer.build((8, 3))
         if takes_over:
             take_over_moments([layer])
@@ -235,15 +221,14 @@ def test_a_subclass_with_a_call_of_its_own_keeps_it():
     np.testing.assert_allclose(outputs[:, 0], [1, 2, 3, 4], rtol=1e-3)
 
 
-@pytest.mark.parametrize("synchronized", [True, False])
-def test_moments_where_xla_compiles(synchronized):
+def test_moments_where_xla_compiles():
     """In one pass, without the loss of precision of E[x²] - E[x]², and with Keras's gradient."""
     random = np.random.default_rng(0)
     values = random.normal(1e4, [1.0, 2.0, 0.5], (8, 5, 5, 3))
     weights = random.normal(size=values.shape)
 
     def computed(dtype, compiled):
-        layer = keras.layers.BatchNormalization(synchronized=synchronized, dtype=dtype)
+        layer = keras.layers.BatchNormalization(dtype=dtype)
         layer.build(values.shape)
         take_over_moments([layer])
 

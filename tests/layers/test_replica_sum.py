@@ -71,7 +71,7 @@ def gathered(x):
 
 def normalized(x):
     """By the moments of BatchNormalization, whose gradient is written out."""
-    mean, variance = batch_moments(x, [0], None, (), synchronized=True)
+    mean, variance = batch_moments(x, [0], None, (), over_replicas=True)
     return mean + variance
 
 

@@ -6,33 +6,28 @@ import pytest
 import tensorflow as tf
 
 import ddl
-from ddl.distribution.workers import Workers
+from ddl.errors import ConfigError
 from ddl.precision import set_precision
-from ddl.step.moving_statistics import Statistics, synchronized
-from tests.conftest import for_each_kind_on_two, make_strategy, save
+from ddl.step.moving_statistics import Statistics
+from tests.conftest import for_each_kind_on_two, make_strategy
 from tests.training.overflowing import Overflowing, second_batch_on
 from tests.training.test_trainer import DATA
 
 
-def unsynchronized_trainer(strategy, examples=32, **arguments):
+def normalizing(strategy, *layers, examples=32, **arguments):
+    """A trainer of a model with the given layers, by default a plain BatchNormalization."""
     set_precision("float64")
     keras.utils.set_random_seed(0)
     data = np.random.default_rng(0)
     images = data.normal(size=(examples, 3)) + np.arange(examples)[:, None]
     with strategy.scope():
-        model = keras.Sequential(
-            [
-                keras.Input((3,)),
-                keras.layers.BatchNormalization(momentum=0.5),
-                keras.layers.Dense(2),
-            ]
-        )
+        made = [layer() for layer in layers] or [keras.layers.BatchNormalization(momentum=0.5)]
+        model = keras.Sequential([keras.Input((3,)), *made, keras.layers.Dense(2)])
         trainer = ddl.Trainer(
             ddl.Classification(model),
             keras.optimizers.SGD(0.1),
             {"image": images, "label": np.arange(examples) % 2},
             global_batch_size=32,
-            eval_data={"image": images, "label": np.arange(examples) % 2},
             shuffle=False,
             **arguments,
         )
@@ -45,39 +40,69 @@ def copies(trainer):
     return [copy.numpy() for copy in local]
 
 
-def trained_on_two(rule=None):
-    trainer, images = unsynchronized_trainer(make_strategy("mirrored", 2), weight_average=rule)
+@pytest.mark.parametrize("kind", ["mirrored", "central_storage"])
+@pytest.mark.parametrize("examples", [32, 20], ids=["full", "padded"])
+def test_a_plain_normalization_is_over_the_global_batch(kind, examples):
+    trainer, images = normalizing(make_strategy(kind, 2), examples=examples)
     trainer.train(1)
-    first, second = copies(trainer)
-    np.testing.assert_allclose(first, images[:16].mean(0) / 2)
-    np.testing.assert_allclose(second, images[16:].mean(0) / 2)
-    return trainer, (first + second) / 2
+    for copy in copies(trainer):
+        np.testing.assert_allclose(copy, images.mean(0) / 2, rtol=1e-14)
 
 
-def test_statistics_of_replicas_are_averaged_for_an_evaluation_and_come_back():
-    trainer, mean = trained_on_two()
-    before = copies(trainer)
-    with trainer.evaluation_weights():
-        for copy in copies(trainer):
-            np.testing.assert_allclose(copy, mean, rtol=1e-15)
-        inside = trainer.evaluate()
-    np.testing.assert_array_equal(copies(trainer), before)
-    assert trainer.evaluate() == inside
-    np.testing.assert_array_equal(copies(trainer), before)
+@pytest.mark.parametrize("kind", ["mirrored", "central_storage"])
+def test_moving_moments_of_each_replica_are_averaged_in_each_update(kind):
+    trainer, images = normalizing(make_strategy(kind, 2), batch_moments="per_replica")
+    trainer.train(1)
+    means = [images[:16].mean(0), images[16:].mean(0)]
+    of_variances = [images[:16].var(0), images[16:].var(0)]
+    for copy in copies(trainer):
+        np.testing.assert_allclose(copy, np.mean(means, 0) / 2, rtol=1e-14)
+    variance = trainer.model.layers[0].moving_variance.numpy()  # not that of all rows
+    np.testing.assert_allclose(variance, 0.5 + np.mean(of_variances, 0) / 2, rtol=1e-14)
 
 
-def test_a_checkpoint_holds_the_mean_of_all_replicas(tmp_path):
-    # An average that forgets all else is the moving mean itself.
-    trainer, mean = trained_on_two(ddl.ExponentialMovingAverage(0.0, warm_up=False))
-    before = copies(trainer)
-    reader = tf.train.load_checkpoint(save(tmp_path, trainer))
-    saved = [
-        reader.get_tensor(name)
-        for name, shape in reader.get_variable_to_shape_map().items()
-        if ("moving_mean" in name or "averages" in name) and shape == [3]
-    ]
-    assert sum(np.allclose(value, mean) for value in saved) == 2
-    np.testing.assert_array_equal(copies(trainer), before)
+def test_another_choice_of_moments_is_refused():
+    with pytest.raises(ConfigError, match=r"Trainer.batch_moments .*'local'"):
+        normalizing(make_strategy("one_device", 1), batch_moments="local")
+
+
+class RunningMean(keras.layers.Layer):
+    """Moves a mean by its own rows."""
+
+    def build(self, shape):
+        self.seen = self.add_weight(shape=shape[1:], initializer="zeros", trainable=False)
+
+    def call(self, x, training=False):
+        if training:
+            self.seen.assign(0.5 * self.seen + 0.5 * tf.reduce_mean(x, 0))
+        return x
+
+
+class OwnMoments(keras.layers.BatchNormalization):
+    def _moments(self, inputs, mask):
+        return super()._moments(inputs, mask)
+
+
+def test_a_layer_that_writes_other_values_on_other_replicas_is_refused():
+    trainer, _ = normalizing(make_strategy("mirrored", 2), RunningMean)
+    with pytest.raises(ConfigError, match=r"running_mean.* other replicas.*sum_over_replicas"):
+        trainer.train(1)
+
+
+def test_a_normalization_with_moments_of_its_own_is_refused():
+    trainer, _ = normalizing(make_strategy("mirrored", 2), OwnMoments)
+    with pytest.raises(ConfigError, match="must not depend on other examples"):
+        trainer.train(1)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [RunningMean, lambda: keras.layers.SpectralNormalization(keras.layers.Dense(3))],
+    ids=["running mean", "spectral"],
+)
+def test_a_layer_that_moves_in_each_microbatch_is_refused(layer):
+    with pytest.raises(ConfigError, match=r"assigns to '.*(running_mean|spectral).*STEPS = 1"):
+        normalizing(make_strategy("one_device", 1), layer, accumulation_steps=2)
 
 
 class Counter(keras.layers.Layer):
@@ -127,17 +152,6 @@ def test_any_variable_that_a_layer_writes(strategy):
     assert trainer.averages.of([counter.mask.value])[0].numpy() == -np.inf
 
 
-@pytest.mark.parametrize("replicas", [2, 3])
-def test_what_agrees_is_not_changed_by_a_bit(replicas):
-    strategy = make_strategy("mirrored", replicas)
-    with strategy.scope():
-        variable = tf.Variable(np.random.default_rng(0).normal(size=100).astype("f4"))
-    before = variable.numpy()
-    copies = [strategy.experimental_local_results(variable)]
-    with synchronized(copies, Workers(strategy)):
-        np.testing.assert_array_equal(variable.numpy(), before)
-
-
 def test_a_layer_that_learned_outside_of_the_scope():
     """As Normalization does by `adapt`: it is read alone, on every replica."""
     set_precision("float32")
@@ -174,23 +188,7 @@ def test_frozen_weights_are_no_statistics():
     assert len(Statistics(layers, strategy).variables) == 2
 
 
-def test_a_replica_of_padding_alone_keeps_its_statistics():
-    trainer, images = unsynchronized_trainer(make_strategy("mirrored", 4), examples=20)
-    trainer.train(1)  # 8 rows a replica: 8, 8, 4 and none that count
-    first, _, third, fourth = copies(trainer)
-    np.testing.assert_allclose(first, images[:8].mean(0) / 2)
-    np.testing.assert_allclose(third, images[16:].mean(0) / 2)
-    np.testing.assert_array_equal(fourth, np.zeros(3))
-
-
-def test_central_storage_trains_a_layer_that_is_not_synchronized():
-    trainer, images = unsynchronized_trainer(make_strategy("central_storage", 2))
-    trainer.train(1)
-    np.testing.assert_allclose(copies(trainer)[0], images.mean(0) / 2)
-
-
 def mixed_trainer(strategy, precision):
-    """One layer that is synchronized, and one that is not and holds a count as well."""
     set_precision(precision)
     keras.utils.set_random_seed(0)
     random = np.random.default_rng(0)
@@ -199,8 +197,6 @@ def mixed_trainer(strategy, precision):
         model = keras.Sequential(
             [
                 keras.Input((3,)),
-                keras.layers.BatchNormalization(momentum=0.5, synchronized=True),
-                keras.layers.Dense(8, "relu"),
                 keras.layers.BatchNormalization(momentum=0.5),
                 keras.layers.Dense(2, dtype="float32"),
             ]
@@ -215,10 +211,10 @@ def mixed_trainer(strategy, precision):
 
 
 @functools.cache
-def moving_means_in_float32():
+def moving_mean_in_float32():
     reference = mixed_trainer(make_strategy("one_device", 1), "float32")
     reference.train(1)
-    return [reference.model.layers[index].moving_mean.numpy() for index in (0, 2)]
+    return reference.model.layers[0].moving_mean.numpy()
 
 
 @pytest.mark.parametrize(
@@ -233,13 +229,10 @@ def moving_means_in_float32():
 )
 def test_batch_normalization_in_mixed_precision(where, precision):
     """The moments are those of one device in float32, up to the rounding of the format."""
-    synchronized_means, own_means = moving_means_in_float32()
+    expected = moving_mean_in_float32()
     trainer = mixed_trainer(make_strategy(*where), precision)
     first = trainer.train(1)["loss"]
-    with trainer.evaluation_weights():
-        ours = [trainer.model.layers[index].moving_mean.numpy() for index in (0, 2)]
-        np.testing.assert_allclose(ours[0], synchronized_means, rtol=0.02, atol=0.02)
-        np.testing.assert_allclose(ours[1], own_means, rtol=0.1, atol=0.1)
+    np.testing.assert_allclose(copies(trainer)[0], expected, rtol=0.02, atol=0.02)
     assert trainer.train(30)["loss"] < first / 2
     assert trainer.skipped_updates == 0
     assert (trainer.loss_scale is None) == (precision == "mixed_bfloat16")

@@ -164,9 +164,9 @@ CASES: dict[str, Case] = {
         optimizer=lambda: keras.optimizers.AdamW(0.01),
     ),
     "131 examples in batches of 32": Case(data=UNEVEN),
-    "synchronized BatchNormalization": Case(task=cnn),
-    "synchronized BatchNormalization, 131 examples": Case(task=cnn, data=UNEVEN, in_float32=False),
-    "synchronized BatchNormalization, accumulation 2": Case(
+    "BatchNormalization": Case(task=cnn),
+    "BatchNormalization, 131 examples": Case(task=cnn, data=UNEVEN, in_float32=False),
+    "BatchNormalization, accumulation 2": Case(
         task=cnn, data=UNEVEN, arguments={"accumulation_steps": 2}
     ),
     "ddl.layers.Dropout": Case(task=lambda: mlp(dropout=0.3), data=UNEVEN),
@@ -196,7 +196,7 @@ CASES: dict[str, Case] = {
 
 # Cases that combine the others; tests run them under every strategy.
 COMBINED = {
-    "combined: synchronized BatchNormalization, accumulation, weights, clipping, decay": Case(
+    "combined: BatchNormalization, accumulation, weights, clipping, decay": Case(
         task=rich,
         data=WEIGHED,
         optimizer=lambda: sgd(weight_decay=0.01),
@@ -224,7 +224,7 @@ CASES |= COMBINED
 SELECTED = (
     "plain",
     "accumulation 4 against the whole batch",
-    "synchronized BatchNormalization, 131 examples",
+    "BatchNormalization, 131 examples",
     "augmentation, batches made on the host",
     "LARS, sparse gradients",
     *COMBINED,

@@ -423,7 +423,7 @@ class BySplit:
         layers = [
             keras.layers.Flatten(),
             keras.layers.Dense(4),
-            keras.layers.BatchNormalization(synchronized=True),
+            keras.layers.BatchNormalization(),
             keras.layers.Dropout(0.1),
             ReducesInTraining(),
             keras.layers.Dense(2),

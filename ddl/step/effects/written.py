@@ -14,6 +14,7 @@ from ddl.tasks.parts import (
     copies_of,
     layers_of,
     models_of,
+    own_items_of,
     own_variables_of,
     variables_of,
 )
@@ -34,6 +35,29 @@ def written_in(graph: tf.Graph, variables: Sequence[tf.Variable]) -> list[tf.Var
     """
     written = set(map(id, _written_handles(graph)))
     return [v for v in variables if any(id(copy.handle) in written for copy in copies_of(v))]
+
+
+def moved_in(graph: tf.Graph, task: Task) -> list[str]:
+    """Returns names of variables that a loss writes in training, once for each microbatch.
+
+    Moments of BatchNormalization, states of random generators and metrics are left out.
+
+    Args:
+      graph: The graph of a trace of the loss, a FuncGraph.
+      task: The task.
+    """
+    layers = layers_of(task)
+    moving = [x for x in layers if not isinstance(x, keras.layers.BatchNormalization)]
+    of_layers = [
+        v.value for x in moving for v in [*x._non_trainable_variables, *x._trainable_variables]
+    ]
+    counted = (keras.metrics.Metric, keras.random.SeedGenerator, tf.random.Generator)
+    others = [item for item in own_items_of(task) if isinstance(item, counted)]
+    ids = {id(v) for v in variables_of(others)}
+    own = own_variables_of(task, layers)
+    own = [v for v in own if not any(id(copy) in ids for copy in copies_of(v))]
+    names = [repr(v.name.split(":")[0]) for v in written_in(graph, [*of_layers, *own])]
+    return list(dict.fromkeys(names))
 
 
 def check_step_writes(name: str, graph: tf.Graph, known: Iterable[tf.Variable]) -> None:

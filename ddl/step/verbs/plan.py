@@ -13,7 +13,7 @@ from ddl.optimizers.groups import ONLY, Group
 from ddl.step.objective import Objective
 from ddl.step.verbs.gradients import Gradients
 from ddl.step.verbs.misuse import explained
-from ddl.tasks.gather import MicrobatchesError
+from ddl.tasks.gather import MicrobatchesError, gathers_error
 from ddl.tasks.task import LossFunction, Task, has_step
 
 BUILT_IN = "per_example"
@@ -107,11 +107,19 @@ class StepPlan:
                 "the same batches in each trace."
             )
 
-    def check_gathers(self, microbatches: int) -> None:
-        """Raises MicrobatchesError if the step gathers rows of a batch that is split."""
+    def check_microbatches(self, microbatches: int) -> None:
+        """Raises MicrobatchesError if a loss needs a batch as a whole that is split.
+
+        It gathers rows, or its layers assign to other variables than moments of BatchNormalization.
+        """
         for name, objective in {**self.losses, **self.means}.items():
             if microbatches > 1 and objective.gathers:
-                raise MicrobatchesError(f"{type(self.task).__name__}.{name}")
+                raise gathers_error(f"{type(self.task).__name__}.{name}")
+            if microbatches > 1 and objective.moved:
+                raise MicrobatchesError(
+                    f"The forward pass of {type(self.task).__name__}.{name} assigns to "
+                    f"{' and '.join(objective.moved)}, once for the global batch"
+                )
 
     def objectives_of(self, source: str) -> list[Objective]:
         """Returns the objectives of what the step computes of a source's batches."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from ddl.choices import JIT_COMPILE, JitCompile
+from ddl.choices import BATCH_MOMENTS, JIT_COMPILE, BatchMoments, JitCompile
 from ddl.distribution.communication import Communication
 from ddl.errors import ConfigError, check_choice
 from ddl.metrics import OfAllOutputs
@@ -104,6 +104,7 @@ class Options:
     seed: int
     shuffle: bool
     accumulation_steps: int
+    batch_moments: BatchMoments
     clip_norm: Limit
     weight_average: ExponentialMovingAverage | None
     loss_scale: LossScale | Literal["auto"] | None
@@ -129,6 +130,7 @@ class Options:
         check_flag("data_on_device", self.data_on_device, auto=True)
         check_flag("shard_optimizer_state", self.shard_optimizer_state)
         check_choice("Trainer.jit_compile", self.jit_compile, JIT_COMPILE)
+        check_choice("Trainer.batch_moments", self.batch_moments, BATCH_MOMENTS)
         for name, kind, example in (
             ("weight_average", ExponentialMovingAverage, "ddl.ExponentialMovingAverage()"),
             ("communication", Communication, "ddl.distribution.Communication()"),

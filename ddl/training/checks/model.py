@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 from absl import logging
 
+from ddl.choices import BatchMoments
 from ddl.distribution.devices import replica_devices
 from ddl.errors import ConfigError
 from ddl.precision import uses_tf32_unasked
@@ -81,20 +82,33 @@ def warn_of_replica_dependence(
             per,
             of,
         )
+
+
+def warn_of_batch_moments(
+    layers: Sequence[keras.layers.Layer],
+    strategy: tf.distribute.Strategy,
+    microbatches: int,
+    batch_moments: BatchMoments,
+) -> None:
+    """Logs if moments of BatchNormalization depend on the number of replicas or microbatches.
+
+    Args:
+      layers: The task's layers in training.
+      strategy: The strategy.
+      microbatches: Microbatches per replica and update.
+      batch_moments: As `ddl.Trainer` takes it.
+    """
     normalizing = [x for x in layers if isinstance(x, keras.layers.BatchNormalization)]
-    unsynchronized = [layer for layer in normalizing if not layer.synchronized]
-    if unsynchronized and numbers["replica"] > 1:
+    if normalizing and batch_moments == "per_replica" and strategy.num_replicas_in_sync > 1:
         logging.warning(
-            "The layers %s compute their statistics on each replica separately; they are averaged "
-            "before an evaluation or a checkpoint. Build these layers with synchronized=True for "
-            "statistics of all replicas.",
-            _names(unsynchronized),
+            "The layers %s take moments of each replica's rows (Trainer.batch_moments = "
+            "'per_replica'), so the number of replicas changes the training result.",
+            _names(normalizing),
         )
     if normalizing and microbatches > 1:
         logging.warning(
-            "The layers %s compute their statistics on each microbatch separately, synchronized "
-            "or not, so the training result depends on the number of microbatches: "
-            "ACCUMULATION_STEPS = %d.",
+            "The layers %s compute their moments on each microbatch separately, so the training "
+            "result depends on the number of microbatches: ACCUMULATION_STEPS = %d.",
             _names(normalizing),
             microbatches,
         )

@@ -154,10 +154,9 @@ class Evaluating(Readings):
         """Gives the model the weights for evaluation and export within the `with` block.
 
         These weights are the averages, if the trainer keeps them and `averaged` is True, or else
-        the model's own. Replica-local moments are averaged over the replicas. After the block, and
-        after the last batch of iterators of `predict_batches` that are still open, the model's own
-        weights are restored bit for bit; training and checkpoints need the own weights. Eager,
-        cross-replica context, on all workers.
+        the model's own. After the block, and after the last batch of iterators of `predict_batches`
+        that are still open, the model's own weights are restored bit for bit; training and
+        checkpoints need the own weights. Eager, cross-replica context, on all workers.
 
         Raises:
           ConfigError: If `averaged` is not a bool.

@@ -68,7 +68,7 @@ def trainer(layer, strategy=None, jit_compile="on", **arguments):
 
 
 def normalization():
-    return keras.layers.BatchNormalization(synchronized=True, name="shared_moments")
+    return keras.layers.BatchNormalization(name="shared_moments")
 
 
 @pytest.mark.parametrize(

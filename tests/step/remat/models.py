@@ -20,9 +20,7 @@ def residual(blocks: int = 3) -> keras.Model:
     x = keras.layers.Conv2D(3, 3, padding="same", name="stem")(x)
     for number in range(blocks):
         branch = keras.layers.Conv2D(3, 3, padding="same", name=f"block{number}_conv")(x)
-        branch = keras.layers.BatchNormalization(synchronized=True, name=f"block{number}_norm")(
-            branch
-        )
+        branch = keras.layers.BatchNormalization(name=f"block{number}_norm")(branch)
         branch = keras.layers.Activation("gelu", name=f"block{number}_gelu")(branch)
         branch = ddl.layers.Dropout(0.3, name=f"block{number}_dropout")(branch)
         x = keras.layers.Add(name=f"block{number}_add")([x, branch])
@@ -46,7 +44,7 @@ class Branch(keras.layers.Layer):
     def __init__(self, **arguments):
         super().__init__(**arguments)
         self.dense = keras.layers.Dense(8, activation="gelu")
-        self.normalization = keras.layers.BatchNormalization(synchronized=True)
+        self.normalization = keras.layers.BatchNormalization()
         self.dropout = ddl.layers.Dropout(0.3)
 
     def call(self, x, scale=1.0):

@@ -66,7 +66,7 @@ class Sam:
             [
                 keras.Input((6,)),
                 layers.Dense(8),
-                layers.BatchNormalization(synchronized=True),
+                layers.BatchNormalization(),
                 layers.ReLU(),
                 ddl.layers.Dropout(0.3),
                 layers.Dense(3),

@@ -54,7 +54,7 @@ def parity(strategy: tf.distribute.Strategy) -> Any:
 
 def ranges(strategy: tf.distribute.Strategy) -> Any:
     """Returns the largest differences of weights and slots after a loop of multi-update ranges."""
-    case = parity_cases.CASES["synchronized BatchNormalization, accumulation 2"]
+    case = parity_cases.CASES["BatchNormalization, accumulation 2"]
     found = []
     for where in (strategy, tf.distribute.OneDeviceStrategy("CPU:0")):
         trained = parity_cases.make_trainer(case, where, "float64", steps_per_loop=60)

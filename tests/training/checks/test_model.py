@@ -11,6 +11,7 @@ from ddl.tasks.parts import layers_of
 from ddl.training.checks.model import (
     check_created_in_scope,
     computes_in_float16,
+    warn_of_batch_moments,
     warn_of_replica_dependence,
 )
 from tests.conftest import make_strategy
@@ -44,19 +45,9 @@ def test_float16_is_seen():
             ["drop draw random numbers per microbatch, .*number of microbatches"],
         ),
         ([ddl.layers.Dropout(0.5), ddl.layers.RandomFlip()], [], []),
-        (
-            [keras.layers.BatchNormalization(name="norm")],
-            ["norm compute their statistics on each replica separately"],
-            ["norm compute their statistics on each microbatch separately.*ACCUMULATION_STEPS = 2"],
-        ),
-        (
-            [keras.layers.BatchNormalization(name="norm", synchronized=True)],
-            [],
-            ["norm compute their statistics on each microbatch separately, synchronized or not"],
-        ),
         ([keras.layers.Dense(2)], [], []),
     ],
-    ids=["dropout", "by position", "batch norm", "synchronized batch norm", "dense"],
+    ids=["dropout", "by position", "dense"],
 )
 def test_what_depends_on_replicas_or_microbatches_is_told(
     layers, of_replicas, of_microbatches, monkeypatch
@@ -79,6 +70,27 @@ def test_what_depends_on_replicas_or_microbatches_is_told(
     draws = [words for words in of_replicas if "draw" in words]
     both = ["draw random numbers per replica and microbatch"]
     check(2, 2, both if draws else of_replicas + of_microbatches)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "microbatches", "batch_moments", "said"),
+    [
+        (2, 1, "global", []),
+        (1, 1, "per_replica", []),
+        (2, 1, "per_replica", ["norm take moments of each replica's rows"]),
+        (1, 2, "global", ["norm compute their moments on each microbatch.*ACCUMULATION_STEPS = 2"]),
+    ],
+)
+def test_moments_that_depend_on_replicas_or_microbatches_are_told(
+    replicas, microbatches, batch_moments, said, monkeypatch
+):
+    warnings = []
+    monkeypatch.setattr(logging, "warning", lambda text, *args: warnings.append(text % args))
+    layers = [keras.layers.BatchNormalization(name="norm"), keras.layers.Dense(2)]
+    strategy = make_strategy("mirrored" if replicas > 1 else "one_device", replicas)
+    warn_of_batch_moments(layers, strategy, microbatches, batch_moments)
+    assert len(warnings) == len(said)
+    assert all(map(re.search, said, warnings))
 
 
 class Noisy(ddl.Classification):
@@ -137,7 +149,7 @@ def test_a_teacher_in_inference_mode_depends_on_nothing(teacher_trains, monkeypa
     names = {layer.name for layer in trainer.training_layers}
     assert names >= {layer.name for layer in task.model.layers}
     assert ({"drop", "norm"} <= names) == teacher_trains
-    assert len(warnings) == 2 * teacher_trains
+    assert len(warnings) == 1 * teacher_trains
 
 
 class Holding:

@@ -186,7 +186,7 @@ class Twice(keras.layers.Layer):
 
     def __init__(self):
         super().__init__()
-        self.normalization = keras.layers.BatchNormalization(synchronized=True)
+        self.normalization = keras.layers.BatchNormalization()
         self.dropout = ddl.layers.Dropout(0.5)
 
     @tf.function
@@ -227,7 +227,7 @@ L = keras.layers
 ROW_BY_ROW = {
     "convolutions": ("image", images(lambda: L.Conv2D(4, 3), lambda: L.DepthwiseConv2D(3))),
     "normalization": ("image", images(L.BatchNormalization, lambda: L.BatchNormalization(axis=1))),
-    "synchronized": ("image", images(lambda: L.BatchNormalization(synchronized=True), Subclass)),
+    "subclasses": ("image", images(L.BatchNormalization, Subclass)),
     "of groups": ("image", images(lambda: L.GroupNormalization(3), L.LayerNormalization)),
     "of weights": ("image", images(lambda: L.SpectralNormalization(L.Conv2D(4, 3)))),
     "unit": ("image", images(L.UnitNormalization, L.RMSNormalization)),
