@@ -12,7 +12,6 @@ from ddl.checkpoints.comparison import compare, object_graph, parts_of, some, vi
 from ddl.checkpoints.contents import BESIDE_ATTRIBUTES, saved_variables
 from ddl.checkpoints.directory import Metadata, OfSources, SavedCheckpoint, first_line, readable
 from ddl.distribution.devices import is_on_server, replica_devices
-from ddl.distribution.traits import name_of
 from ddl.errors import ModelDirectoryError
 from ddl.step.state import TrainingState
 from ddl.tasks.parts import layers_of
