@@ -73,7 +73,7 @@ def with_keras(strategy, data, dropout: float, clip_norm: float | None) -> Seque
 def with_ddl(strategy, data, dropout: float, clip_norm: float | None) -> Sequence[np.ndarray]:
     """Trains with ddl."""
     with strategy.scope():
-        task = ddl.Classification(network(ddl.layers.Dropout(dropout)))
+        task = ddl.Classification(network(keras.layers.Dropout(dropout)))
         optimizer = keras.optimizers.SGD(0.1)
     trainer = ddl.Trainer(
         task,

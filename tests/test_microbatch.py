@@ -42,7 +42,7 @@ def test_counts_draws_by_owner():
 
 
 def test_what_is_recomputed_for_the_backward_pass_draws_the_same():
-    layer = ddl.layers.Dropout(0.5)
+    layer = keras.layers.Dropout(0.5)
     x = tf.ones([8, 16])
 
     @tf.function(autograph=False)
@@ -61,7 +61,7 @@ def test_what_is_recomputed_for_the_backward_pass_draws_the_same():
 
 
 def test_a_layer_called_twice_cannot_be_recomputed():
-    layer = ddl.layers.Dropout(0.5, name="twice")
+    layer = keras.layers.Dropout(0.5, name="twice")
     x = tf.ones([8, 16])
     current = microbatch()
     with tf.GradientTape() as tape, current.forward():
@@ -78,7 +78,7 @@ class Compiled:
     """A task that compiles itself."""
 
     def __init__(self):
-        layers = [keras.layers.Flatten(), ddl.layers.Dropout(0.5), keras.layers.Dense(2)]
+        layers = [keras.layers.Flatten(), keras.layers.Dropout(0.5), keras.layers.Dense(2)]
         self.model = keras.Sequential([keras.Input((6, 6, 1)), *layers])
 
     @tf.function(autograph=False)

@@ -121,7 +121,7 @@ def test_parts_of_examples_belong_to_them():
 def test_shared_numbers_are_the_same_for_every_row_and_place():
     def shared(first_row, rows):
         with microbatch(first_row, rows).forward():
-            return ddl.random.uniform(Owner(), [1, 5], shared=True).numpy()
+            return ddl.random.uniform(Owner(), [1, 5]).numpy()
 
     np.testing.assert_array_equal(shared(0, 8), shared(4, 4))
     np.testing.assert_array_equal(shared(0, 8), shared(7, 1))
@@ -238,7 +238,7 @@ def test_a_loop_on_tensors_would_draw_the_same_in_each_turn():
     with pytest.raises(
         ConfigError, match="'drop', which draws random numbers, must not run inside a loop"
     ):
-        in_three_turns(ddl.layers.Dropout(0.5, name="drop"))
+        in_three_turns(keras.layers.Dropout(0.5, name="drop"))
 
 
 def test_keras_layers_draw_anew_in_each_turn_of_a_loop():

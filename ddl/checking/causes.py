@@ -31,7 +31,7 @@ CAUSES = {
             "The rows of the batch differ. The data depend on the number of replicas, or the data "
             "source draws random numbers.",
             "Give ddl.Trainer the same data and the same global_batch_size everywhere. Augment in "
-            "layers from ddl.layers, not in a tf.data map without seeds.",
+            "Keras's layers, not in a tf.data map without seeds.",
         ),
         Cause(
             "moments not synchronized",
@@ -42,7 +42,7 @@ CAUSES = {
             "draw by replica",
             "Random numbers are drawn on each replica and microbatch, not by the position of the "
             "example in the global batch.",
-            "Draw with ddl.random, and use the layers of ddl.layers in place of Keras's.",
+            "Draw with keras.random or ddl.random, or with layers of Keras.",
         ),
         Cause(
             "second all-reduce",
@@ -183,7 +183,6 @@ _RULES: tuple[_Rule, ...] = (
         lambda c: c.layer.normalizes and not c.layer.synchronized,
         ("layer",),
     ),
-    ("draw by replica", lambda c: c.layer.draws, ("layer",)),
     ("depends on the replica", lambda c: c.has("replica_id"), (*_FORWARD, "applied gradients")),
     ("draw by replica", lambda c: c.has("draw", "keras_draw", "numpy_draw"), _FORWARD),
     ("second all-reduce", lambda c: c.has("all_reduce"), (*_FORWARD, "gradients")),

@@ -239,8 +239,6 @@ def _described(layer: keras.layers.Layer) -> Layer:
         type(layer).__name__,
         normalizes,
         normalizes and bool(layer.synchronized),
-        bool(layer._seed_generators) and not getattr(layer, "draws_by_position", False),
-        bool(getattr(layer, "draws_by_position", False)),
     )
 
 

@@ -92,15 +92,11 @@ class Layer:
       kind: Name of its class.
       normalizes: Whether it is a BatchNormalization.
       synchronized: Whether it sums its moments over the replicas.
-      draws: Whether it draws random numbers by replica.
-      draws_by_position: Whether it draws random numbers by position in the global batch.
     """
 
     kind: str
     normalizes: bool = False
     synchronized: bool = False
-    draws: bool = False
-    draws_by_position: bool = False
 
 
 @dataclasses.dataclass

@@ -14,11 +14,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ddl import layers, optimizers
+from ddl import optimizers
 from ddl.checkpoints.durable_files import recover_folder, replace_folder
 from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.files import open_itself
-from ddl.layers.by_position import ByPosition
 from ddl.optimizers.fused import Fused
 
 
@@ -26,9 +25,8 @@ def export_model(model: keras.Model, directory: str | os.PathLike[str]) -> list[
     """Writes `model` as a .keras file and as a SavedModel with a serving signature.
 
     Args:
-      model: A built model. ddl's layers that Keras has, too, such as dropout and attention, and a
-        compiled-in fused optimizer are written as their Keras classes, so that loading the .keras
-        file does not need ddl. Layers of ddl alone, as in `ddl.models.gpt`, need an
+      model: A built model. A compiled-in fused optimizer is written as its Keras class, so that
+        loading the .keras file does not need ddl. Layers of ddl, as in `ddl.models.gpt`, need an
         `import ddl.layers`.
       directory: Folder for `model.keras` and `saved_model/`. An earlier export stays until the new
         one is complete and on disk. If the process is killed, one of the two remains whole. If
@@ -128,10 +126,7 @@ def _renamed(config: Any) -> Any:
     module, _, name = str(config.get("registered_name", "")).partition(">")
     if module != "ddl":
         return config
-    layer, optimizer = getattr(layers, name, None), getattr(optimizers, name, None)
-    of_keras = getattr(keras.layers, name, ())
-    if isinstance(layer, type) and issubclass(layer, (ByPosition, of_keras)):
-        config |= {"module": "keras.layers", "registered_name": None}
+    optimizer = getattr(optimizers, name, None)
     if isinstance(optimizer, type) and issubclass(optimizer, Fused):
         config |= {
             "module": "keras.optimizers",

@@ -6,7 +6,6 @@ from typing import Any
 
 import keras
 
-from ddl import layers
 from ddl.errors import ConfigError, did_you_mean
 from ddl.models.weights import load_weights
 
@@ -84,6 +83,4 @@ def _same_on_all_replicas(layer: keras.layers.Layer) -> keras.layers.Layer:
     config = layer.get_config()
     if isinstance(layer, keras.layers.BatchNormalization):
         config |= {"synchronized": True}
-    own = getattr(layers, type(layer).__name__, None)
-    kind: Any = own if isinstance(own, type) and issubclass(own, type(layer)) else type(layer)
-    return kind.from_config(config)
+    return type(layer).from_config(config)

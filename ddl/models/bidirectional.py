@@ -71,7 +71,7 @@ def bert(
     else:
         x = layers.PositionEmbedding(_normal(), name="positions")(table(token))
     x = keras.layers.LayerNormalization(epsilon=_EPSILON, name="norm")(x)
-    x = layers.Dropout(dropout, name="dropout")(x)
+    x = keras.layers.Dropout(dropout, name="dropout")(x)
     for number in range(1, blocks + 1):
         x = _block(x, heads, dropout, f"block_{number}", mask)
     x = keras.layers.Dense(width, "gelu", kernel_initializer=_normal(), name="head")(x)
@@ -90,11 +90,11 @@ def _block(
     width = x.shape[-1]
 
     def added(x: keras.KerasTensor, branch: keras.KerasTensor, part: str) -> keras.KerasTensor:
-        branch = layers.Dropout(dropout, name=f"{name}_{part}_dropout")(branch)
+        branch = keras.layers.Dropout(dropout, name=f"{name}_{part}_dropout")(branch)
         x = keras.layers.Add(name=f"{name}_{part}_add")([x, branch])
         return keras.layers.LayerNormalization(epsilon=_EPSILON, name=f"{name}_{part}_norm")(x)
 
-    attention = layers.MultiHeadAttention(
+    attention = keras.layers.MultiHeadAttention(
         heads,
         width // heads,
         dropout=dropout,

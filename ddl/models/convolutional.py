@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 import keras
 
-from ddl import layers
-
 
 def cnn(
     input_shape: Sequence[int],
@@ -52,10 +50,10 @@ def cnn(
                 x = keras.layers.ReLU(name=f"relu_{name}")(x)
         x = keras.layers.MaxPooling2D(name=f"pool_{block}")(x)
         if block_dropout:
-            x = layers.Dropout(block_dropout, name=f"block_dropout_{block}")(x)
+            x = keras.layers.Dropout(block_dropout, name=f"block_dropout_{block}")(x)
     x = keras.layers.Flatten(name="flatten")(x)
     for number, units in enumerate(hidden_units, start=1):
         x = keras.layers.Dense(units, activation="relu", name=f"hidden_{number}")(x)
         if hidden_dropout:
-            x = layers.Dropout(hidden_dropout, name=f"hidden_dropout_{number}")(x)
+            x = keras.layers.Dropout(hidden_dropout, name=f"hidden_dropout_{number}")(x)
     return keras.Model(inputs, keras.layers.Dense(num_classes, name="logits")(x), name="cnn")

@@ -8,7 +8,6 @@ from typing import Any
 
 import keras
 
-from ddl import layers
 from ddl.errors import ConfigError, did_you_mean, installing
 from ddl.models.weights import load_weights
 
@@ -153,25 +152,7 @@ def _names(taken: Mapping[str, inspect.Parameter]) -> str:
 
 
 def _make_same_on_all_replicas(model: keras.Model) -> None:
-    """Makes all layers of a model compute the same on any number of replicas.
-
-    The layers of keras-hub build dropout inside of them and have no argument for its class, so that
-    the built layers are changed. ddl's classes of dropout and noise have the attributes of Keras's.
-    """
+    """Makes normalizations of a model compute the same on any number of replicas."""
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.BatchNormalization):
             layer.synchronized = True
-        own: Any = getattr(layers, type(layer).__name__, None)
-        if type(layer) is getattr(keras.layers, type(layer).__name__, None) and own in _DRAWING:
-            layer.__class__ = own
-
-
-_DRAWING = (
-    layers.AlphaDropout,
-    layers.Dropout,
-    layers.GaussianDropout,
-    layers.GaussianNoise,
-    layers.SpatialDropout1D,
-    layers.SpatialDropout2D,
-    layers.SpatialDropout3D,
-)

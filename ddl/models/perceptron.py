@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 import keras
 
-from ddl import layers
-
 
 def mlp(
     input_shape: Sequence[int],
@@ -33,5 +31,5 @@ def mlp(
     for number, units in enumerate(hidden_units, start=1):
         x = keras.layers.Dense(units, activation="relu", name=f"hidden_{number}")(x)
         if dropout:
-            x = layers.Dropout(dropout, name=f"dropout_{number}")(x)
+            x = keras.layers.Dropout(dropout, name=f"dropout_{number}")(x)
     return keras.Model(inputs, keras.layers.Dense(num_classes, name="logits")(x), name="mlp")

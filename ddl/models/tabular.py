@@ -86,7 +86,7 @@ def table_mlp(
     for number, units in enumerate(hidden_units, start=1):
         x = keras.layers.Dense(units, activation="relu", name=f"hidden_{number}")(x)
         if dropout:
-            x = layers.Dropout(dropout, name=f"dropout_{number}")(x)
+            x = keras.layers.Dropout(dropout, name=f"dropout_{number}")(x)
     return keras.Model(inputs, keras.layers.Dense(num_outputs, name="outputs")(x), name="table_mlp")
 
 

@@ -70,7 +70,7 @@ def gpt(
         x = keras.layers.Add(name="placed")([table(tokens), vectors(position)])
     else:
         x = layers.PositionEmbedding(normal(), name="positions")(table(tokens))
-    x = layers.Dropout(dropout, name="dropout")(x)
+    x = keras.layers.Dropout(dropout, name="dropout")(x)
     for number in range(1, blocks + 1):
         name = f"block_{number}"
         x = _block(
@@ -140,7 +140,7 @@ def vit(
     x = layers.ClassToken(name="class_token")(x)
     x = layers.PositionEmbedding(normal(), name="positions")(x)
     if dropout:
-        x = layers.Dropout(dropout, name="dropout")(x)
+        x = keras.layers.Dropout(dropout, name="dropout")(x)
     for number in range(1, blocks + 1):
         hidden = hidden_units or 4 * width
         x = _block(x, heads, hidden, dropout, f"block_{number}", normal, normal, epsilon=1e-6)
@@ -167,11 +167,11 @@ def _block(
 
     def added(x: keras.KerasTensor, branch: keras.KerasTensor, part: str) -> keras.KerasTensor:
         if dropout:
-            branch = layers.Dropout(dropout, name=f"{name}_{part}_dropout")(branch)
+            branch = keras.layers.Dropout(dropout, name=f"{name}_{part}_dropout")(branch)
         return keras.layers.Add(name=f"{name}_{part}_add")([x, branch])
 
     branch = keras.layers.LayerNormalization(epsilon=epsilon, name=f"{name}_attention_norm")(x)
-    attention = layers.MultiHeadAttention(
+    attention = keras.layers.MultiHeadAttention(
         heads,
         width // heads,
         dropout=dropout,

@@ -18,7 +18,6 @@ from ddl.layers.normalization import take_over_moments
 from ddl.optimizers.named import Optimizers, by_name, groups_by_name
 from ddl.optimizers.rows.sparse_updates import variables_by_rows
 from ddl.precision import LossScale
-from ddl.random import seed_by_replica
 from ddl.seeds import hashed
 from ddl.step import gradients as gradient_path
 from ddl.step.all_reduce import AllReduce
@@ -31,7 +30,7 @@ from ddl.step.sharding import sharding_of, variables_of
 from ddl.step.update import UpdateStep
 from ddl.step.verbs.plan import StepPlan
 from ddl.step.weight_average import WeightAverages
-from ddl.tasks.parts import layers_of, seed_generators_of
+from ddl.tasks.parts import layers_of
 from ddl.tasks.task import LossFunction, Task, has_step
 from ddl.training.asynchronous.loop import CoordinatedEvaluation
 from ddl.training.checks.arguments import Options
@@ -66,7 +65,6 @@ class Assembly:
       eval_metric_names: Names of the figures of an evaluation; empty if the task has none.
       training_layers: Layers of the task, without those that only compute as in an evaluation.
       rows: Check that rows are independent of each other.
-      generator_states: States of the Keras seed generators in the task's layers: int64 [2] each.
       update: The update, with the averages and the statistics.
       evaluation_weights: The weights for evaluation.
       given: Evaluations and predictions on data that a call gives.
@@ -82,7 +80,6 @@ class Assembly:
     eval_metric_names: Sequence[str]
     training_layers: Sequence[keras.layers.Layer]
     rows: RowIndependence
-    generator_states: list[tf.Variable]
     update: UpdateStep
     evaluation_weights: EvaluationWeights
     given: OtherData
@@ -171,18 +168,19 @@ def assemble(
     layers = layers_of(task)
     in_training = {id(x) for one in plan.objectives for x in one.training_layers}
     training_layers = [layer for layer in layers if id(layer) in in_training]
-    warn_of_replica_dependence(training_layers, strategy, options.accumulation_steps, task)
+    warn_of_replica_dependence(training_layers, strategy, options.accumulation_steps)
     warn_of_tf32(strategy)
     rows = RowIndependence(
         task,
         layers,
         strategy,
         lambda training, source: [
-            one.loss for one in (plan.objectives_of(source) if training else [evaluated]) if one
+            (one.loss, one.placing[training])
+            for one in (plan.objectives_of(source) if training else [evaluated])
+            if one
         ],
     )
     take_over_moments(layers)
-    generator_states = seed_by_replica(layers, seed_generators_of(task))
     update = _update(task, optimizers, plan, train, strategy, options, layers)
 
     def objective_on_given_data(pipeline: BatchPipeline) -> Objective:
@@ -225,7 +223,6 @@ def assemble(
         corpus.names_in(eval_pipeline, evaluated.evaluation_metrics.names if evaluated else ()),
         training_layers,
         rows,
-        generator_states,
         update,
         weights,
         given,

@@ -378,7 +378,7 @@ def everything(seed):
             keras.layers.Flatten(),
             keras.layers.BatchNormalization(),
             keras.layers.Dropout(0.3),
-            ddl.layers.Dropout(0.3),
+            keras.layers.Dropout(0.3),
             keras.layers.Dense(2),
         ]
         return ddl.Trainer(

@@ -144,7 +144,7 @@ def draws(place: Place, strategy: Strategy, amount: Amount) -> Iterator[Finding]
             with current.forward():
                 return {
                     "uniform numbers": ddl.random.uniform(owner, shape),
-                    "bits": tf.cast(ddl.random.bernoulli(owner, shape, 0.3), tf.float32),
+                    "bits": tf.cast(ddl.random.uniform(owner, shape) < 0.3, tf.float32),
                     "normal numbers": ddl.random.normal(owner, shape),
                 }
 
@@ -318,7 +318,7 @@ def jit_compile(place: Place, strategy: Strategy, amount: Amount) -> Iterator[Fi
     """Compiled updates beside those that are not; nothing where the Trainer has no such choice."""
     if "jit_compile" not in inspect.signature(ddl.Trainer.__init__).parameters:
         return
-    for name in ("plain", "ddl.layers.Dropout, accumulation 4"):
+    for name in ("plain", "keras.layers.Dropout, accumulation 4"):
         case = parity_cases.CASES[name]
         found = [
             parity_cases.figures(

@@ -8,14 +8,14 @@ from ddl.precision import set_precision
 from tests.conftest import make_strategy, microbatch
 
 LAYERS = [
-    (ddl.layers.Dropout, {"rate": 0.3}, (8, 5)),
-    (ddl.layers.Dropout, {"rate": 0.3, "noise_shape": (None, 1, 4)}, (8, 3, 4)),
-    (ddl.layers.SpatialDropout1D, {"rate": 0.3}, (8, 5, 6)),
-    (ddl.layers.SpatialDropout2D, {"rate": 0.3}, (8, 3, 3, 6)),
-    (ddl.layers.SpatialDropout3D, {"rate": 0.3}, (8, 2, 2, 2, 6)),
-    (ddl.layers.GaussianDropout, {"rate": 0.3}, (8, 5)),
-    (ddl.layers.GaussianNoise, {"stddev": 0.3}, (8, 5)),
-    (ddl.layers.AlphaDropout, {"rate": 0.3}, (8, 5)),
+    (keras.layers.Dropout, {"rate": 0.3}, (8, 5)),
+    (keras.layers.Dropout, {"rate": 0.3, "noise_shape": (None, 1, 4)}, (8, 3, 4)),
+    (keras.layers.SpatialDropout1D, {"rate": 0.3}, (8, 5, 6)),
+    (keras.layers.SpatialDropout2D, {"rate": 0.3}, (8, 3, 3, 6)),
+    (keras.layers.SpatialDropout3D, {"rate": 0.3}, (8, 2, 2, 2, 6)),
+    (keras.layers.GaussianDropout, {"rate": 0.3}, (8, 5)),
+    (keras.layers.GaussianNoise, {"stddev": 0.3}, (8, 5)),
+    (keras.layers.AlphaDropout, {"rate": 0.3}, (8, 5)),
 ]
 every_layer = pytest.mark.parametrize(
     ("layer_class", "arguments", "shape"), LAYERS, ids=[f"{c.__name__}{a}" for c, a, _ in LAYERS]
@@ -64,7 +64,7 @@ def test_is_saved_with_a_model(layer_class, arguments, shape, tmp_path):
 def test_the_mask_is_the_same_in_every_precision(precision):
     def mask(precision):
         set_precision(precision)
-        layer = ddl.layers.Dropout(0.3)
+        layer = keras.layers.Dropout(0.3)
         with microbatch(rows=8).forward():
             return layer(tf.ones([8, 100], layer.compute_dtype), training=True).numpy() != 0
 
@@ -72,7 +72,7 @@ def test_the_mask_is_the_same_in_every_precision(precision):
 
 
 def test_dropout_keeps_its_share_and_the_mean():
-    layer = ddl.layers.Dropout(0.3)
+    layer = keras.layers.Dropout(0.3)
     with microbatch(rows=1000).forward():
         y = layer(tf.ones([1000, 100]), training=True).numpy()
     assert (y == 0).mean() == pytest.approx(0.3, abs=0.005)
@@ -86,7 +86,7 @@ def test_dropped_infinities_are_zero_and_their_gradients_too(dtype):
     x = tf.cast(tf.fill([8, 100], np.inf), dtype)
     with tf.GradientTape() as tape, microbatch(rows=8).forward():
         tape.watch(x)
-        y = ddl.layers.Dropout(0.3, dtype=dtype)(x, training=True)
+        y = keras.layers.Dropout(0.3, dtype=dtype)(x, training=True)
     gradient = tf.cast(tape.gradient(y, x), tf.float32)
     y = tf.cast(y, tf.float32).numpy()
     assert set(np.unique(y)) == {0.0, np.inf}
@@ -100,7 +100,7 @@ def test_bfloat16_is_dropped_bit_for_bit_as_multiply_no_nan_does():
     given = tf.cast(tf.random.stateless_normal([64, 100], [3, 4]), tf.bfloat16)
     with tf.GradientTape(persistent=True) as tape, microbatch(rows=64).forward():
         tape.watch(x)
-        y = ddl.layers.Dropout(0.3, dtype="bfloat16")(x, training=True)
+        y = keras.layers.Dropout(0.3, dtype="bfloat16")(x, training=True)
         kept = tf.cast(tf.cast(y, tf.float32) != 0, tf.bfloat16)
         expected = tf.math.multiply_no_nan(x, kept * tf.constant(65536 / 45875, tf.bfloat16))
     np.testing.assert_array_equal(y, expected)
@@ -109,20 +109,20 @@ def test_bfloat16_is_dropped_bit_for_bit_as_multiply_no_nan_does():
 
 def test_alpha_dropout_of_all():
     with microbatch(rows=8).forward():
-        y = ddl.layers.AlphaDropout(1 - 1e-7)(tf.ones([8, 100]), training=True).numpy()
+        y = keras.layers.AlphaDropout(1 - 1e-7)(tf.ones([8, 100]), training=True).numpy()
     np.testing.assert_array_equal(y, np.zeros([8, 100]))
 
 
 @pytest.mark.parametrize("rate", [0.0, 1e-7, 1 - 1e-7, 1.0])
 def test_dropout_of_nothing_and_of_all(rate):
-    layer = ddl.layers.Dropout(rate)
+    layer = keras.layers.Dropout(rate)
     with microbatch(rows=8).forward():
         y = layer(tf.ones([8, 100]), training=True).numpy()
     np.testing.assert_array_equal(y, np.full([8, 100], float(round(1 - rate))))
 
 
 def test_alpha_dropout_keeps_mean_and_variance():
-    layer = ddl.layers.AlphaDropout(0.2)
+    layer = keras.layers.AlphaDropout(0.2)
     x = tf.random.stateless_normal([2000, 100], [1, 2])
     with microbatch(rows=2000).forward():
         y = layer(x, training=True).numpy()
@@ -133,12 +133,12 @@ def test_alpha_dropout_keeps_mean_and_variance():
 @pytest.mark.parametrize("rate", [0.0, 1.0])
 def test_all_or_nothing(rate):
     with microbatch(rows=8).forward():
-        y = ddl.layers.Dropout(rate)(tf.ones([8, 4]), training=True)
+        y = keras.layers.Dropout(rate)(tf.ones([8, 4]), training=True)
     np.testing.assert_array_equal(y, np.full([8, 4], 1 - rate))
 
 
 def test_one_mask_for_the_batch_where_asked_for():
-    layer = ddl.layers.Dropout(0.5, noise_shape=(1, 20))
+    layer = keras.layers.Dropout(0.5, noise_shape=(1, 20))
     with microbatch(rows=8).forward():
         y = layer(tf.ones([8, 20]), training=True).numpy()
     assert (y == y[0]).all()
@@ -208,9 +208,9 @@ class Compiled(keras.layers.Layer):
 )
 def test_masks_in_training_are_slices_of_one_devices(accumulation_steps, nested):
     arguments = {"steps": 3, "nested": nested}
-    one = recorded(make_strategy("one_device", 1), ddl.layers.Dropout, **arguments)
+    one = recorded(make_strategy("one_device", 1), keras.layers.Dropout, **arguments)
     arguments["accumulation_steps"] = accumulation_steps
-    several = recorded(make_strategy("mirrored", 2), ddl.layers.Dropout, **arguments)
+    several = recorded(make_strategy("mirrored", 2), keras.layers.Dropout, **arguments)
     np.testing.assert_array_equal(several, one)
 
 
@@ -230,7 +230,10 @@ def test_a_rate_of_zero_draws_nothing_and_moves_no_other_draws():
     x = tf.ones([8, 64])
 
     def drawn_after(rate):
-        first, second = ddl.layers.Dropout(rate, name="first"), ddl.layers.Dropout(0.5, name="last")
+        first, second = (
+            keras.layers.Dropout(rate, name="first"),
+            keras.layers.Dropout(0.5, name="last"),
+        )
 
         @tf.function
         def call():
@@ -243,7 +246,7 @@ def test_a_rate_of_zero_draws_nothing_and_moves_no_other_draws():
     without, draws = drawn_after(0.0)
     _, draws_of_both = drawn_after(0.25)
     with microbatch(rows=8).forward():
-        first, second = ddl.layers.Dropout(1e-9), ddl.layers.Dropout(0.5)  # rounded to 0
+        first, second = keras.layers.Dropout(1e-9), keras.layers.Dropout(0.5)  # rounded to 0
         rounded = second(first(x, training=True), training=True)
     assert (draws, draws_of_both) == (1, 2)
     np.testing.assert_array_equal(rounded, without)

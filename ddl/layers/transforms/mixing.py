@@ -52,8 +52,6 @@ class Mixed(NamedTuple):
 class _Mixing(keras.layers.Layer):
     """Base of the layers that mix: holds the seed, draws the shares and finds the partners."""
 
-    draws_by_position = True
-
     def __init__(
         self, alpha: float, probability: float = 1.0, seed: int | None = None, **kwargs: Any
     ):

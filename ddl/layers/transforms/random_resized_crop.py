@@ -9,7 +9,6 @@ import tensorflow as tf
 import ddl.random
 from ddl.errors import ConfigError
 from ddl.layers.transforms.augmentation import Augmentation
-from ddl.layers.transforms.image_operations import as_float
 
 _TRIES = 10
 """Tries for a crop that fits into the image, as in torchvision; a central crop if none does."""
@@ -73,13 +72,13 @@ class RandomResizedCrop(Augmentation):
         if images.shape[1:3] == (self.height, self.width):
             return images
         batch, height, width, _ = keras.ops.shape(images)
-        whole = (0.0, 0.0, as_float(height), as_float(width))
+        whole = (0.0, 0.0, _float(height), _float(width))
         return self._resized(images, *(tf.fill([batch], end) for end in whole))
 
     def augmented(self, images: tf.Tensor) -> tf.Tensor:
         """Crops and resizes images; integers are rounded."""
         batch, *sizes, _ = keras.ops.shape(images)
-        height, width = (tf.convert_to_tensor(as_float(size)) for size in sizes)
+        height, width = (tf.convert_to_tensor(_float(size)) for size in sizes)
         drawn = ddl.random.uniform(self, [batch, _TRIES, 4])
         area, ratio, top, left = tf.unstack(drawn, axis=-1)  # [batch, tries]
         (smallest, largest), ends = self.scale, [math.log(end) for end in self.ratio]
@@ -133,6 +132,11 @@ class RandomResizedCrop(Augmentation):
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Returns [batch, height, width, channels]."""
         return (input_shape[0], self.height, self.width, input_shape[3])
+
+
+def _float(size: int | tf.Tensor) -> float | tf.Tensor:
+    """Returns a size as a float32; TensorFlow computes with int32 on the host."""
+    return float(size) if isinstance(size, int) else tf.cast(size, tf.float32)
 
 
 def _interpolated(

@@ -26,8 +26,7 @@ _OF_TENSORFLOW = re.compile(
 class StepDraws:
     """The source of a step's random numbers, the same on all replicas and in a resumed run.
 
-    A draw of a step belongs to no row, so all rows must share it:
-    `ddl.random.normal(self, shape, shared=True)`.
+    A draw of a step belongs to no row, so all replicas share it.
     """
 
     def __init__(self, seed: int | None, counter: tf.Tensor):
@@ -96,5 +95,5 @@ def check_draws(task: Any, graph: tf.Graph) -> None:
                 f"{type(task).__name__}.step draws random numbers with tf.random (the operation "
                 f"{node.op} {node.name!r}): each replica would draw other numbers, so the weights "
                 "of the replicas would drift apart, and a resumed run would not repeat the "
-                "numbers. Draw with ddl.random: ddl.random.normal(self, shape, shared=True)."
+                "numbers. Draw with ddl.random: ddl.random.normal(self, shape)."
             )

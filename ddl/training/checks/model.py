@@ -1,7 +1,6 @@
 """Checks on a model before training."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -10,7 +9,6 @@ from absl import logging
 from ddl.devices.replicas import replica_devices
 from ddl.errors import ConfigError
 from ddl.precision import uses_tf32_unasked
-from ddl.tasks.parts import seed_generators_of
 
 
 def check_created_in_scope(
@@ -42,48 +40,18 @@ def computes_in_float16(models: Iterable[keras.layers.Layer]) -> bool:
 
 
 def warn_of_replica_dependence(
-    layers: Sequence[keras.layers.Layer],
-    strategy: tf.distribute.Strategy,
-    microbatches: int = 1,
-    task: Any = None,
+    layers: Sequence[keras.layers.Layer], strategy: tf.distribute.Strategy, microbatches: int = 1
 ) -> None:
-    """Logs what makes a run depend on the number of replicas or microbatches.
-
-    These are layers, and seed generators of the task.
-
-    Logs nothing with one replica and one microbatch.
+    """Logs layers whose statistics depend on the number of replicas or microbatches.
 
     Args:
       layers: The task's layers.
       strategy: The strategy, which has the number of replicas.
       microbatches: Microbatches per replica and update.
-      task: The task, whose own seed generators are logged.
     """
-    numbers = {"replica": strategy.num_replicas_in_sync, "microbatch": microbatches}
-    parts = [part for part, number in numbers.items() if number > 1]
-    drawing = [layer for layer in layers if _draws_by_replica(layer)]
-    per = " and ".join(parts)
-    of = " and ".join({"replica": "replicas", "microbatch": "microbatches"}[p] for p in parts)
-    if drawing and parts:
-        logging.warning(
-            "The layers %s draw random numbers per %s, so the training result depends on the "
-            "number of %s. Use the layers of ddl.layers, which do not depend on it.",
-            _names(drawing),
-            per,
-            of,
-        )
-    if seed_generators_of(task) and parts:
-        logging.warning(
-            "The keras.random.SeedGenerator of %s draws random numbers per %s, so the training "
-            "result depends on the number of %s. Draw with ddl.random, such as "
-            "ddl.random.normal(self, shape), which does not depend on it.",
-            type(task).__name__,
-            per,
-            of,
-        )
     normalizing = [x for x in layers if isinstance(x, keras.layers.BatchNormalization)]
     unsynchronized = [layer for layer in normalizing if not layer.synchronized]
-    if unsynchronized and numbers["replica"] > 1:
+    if unsynchronized and strategy.num_replicas_in_sync > 1:
         logging.warning(
             "The layers %s compute their statistics on each replica separately; they are averaged "
             "before an evaluation or a checkpoint. Build these layers with synchronized=True for "
@@ -112,19 +80,11 @@ def warn_of_tf32(strategy: tf.distribute.Strategy) -> None:
 
 
 def depends_on_microbatches(layers: Sequence[keras.layers.Layer]) -> bool:
-    """Returns whether the result of training depends on the number of microbatches.
+    """Returns whether a layer takes statistics of a microbatch.
 
-    The result depends on it if a layer takes statistics of a microbatch, or draws by replica.
     Variables that a user's layer writes in its forward pass are not examined.
     """
-    return any(
-        isinstance(layer, keras.layers.BatchNormalization) or _draws_by_replica(layer)
-        for layer in layers
-    )
-
-
-def _draws_by_replica(layer: keras.layers.Layer) -> bool:
-    return bool(layer._seed_generators) and not getattr(layer, "draws_by_position", False)
+    return any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers)
 
 
 def _names(layers: list[keras.layers.Layer]) -> str:

@@ -9,16 +9,16 @@ from tests.conftest import microbatch
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (64, 6, 5, 3)).astype("u1")
 LAYERS = {
-    "flip": (ddl.layers.RandomFlip, {"mode": "horizontal_and_vertical"}),
+    "flip": (keras.layers.RandomFlip, {"mode": "horizontal_and_vertical"}),
     "shift": (ddl.layers.RandomShift, {"height": 2, "width": 1}),
     "cutout": (ddl.layers.Cutout, {"size": 3}),
-    "brightness": (ddl.layers.RandomBrightness, {"factor": 0.1}),
-    "contrast": (ddl.layers.RandomContrast, {"factor": 0.5}),
+    "brightness": (keras.layers.RandomBrightness, {"factor": 0.1}),
+    "contrast": (keras.layers.RandomContrast, {"factor": 0.5}),
     "resized crop": (ddl.layers.RandomResizedCrop, {"height": 6, "width": 5}),
     "colours": (ddl.layers.ColorJitter, {}),
     "rand augment": (ddl.layers.RandAugment, {}),
 }
-ROUNDED = (ddl.layers.RandomContrast, ddl.layers.RandomResizedCrop, ddl.layers.ColorJitter)
+ROUNDED = (keras.layers.RandomContrast, ddl.layers.RandomResizedCrop, ddl.layers.ColorJitter)
 every_layer = pytest.mark.parametrize(
     ("layer_class", "arguments"), LAYERS.values(), ids=LAYERS.keys()
 )
@@ -57,12 +57,12 @@ def test_outside_of_a_trainer_it_draws_as_a_keras_layer_does(layer_class, argume
 
 
 def test_flips():
-    across = augmented(ddl.layers.RandomFlip("horizontal"))
+    across = augmented(keras.layers.RandomFlip("horizontal"))
     kept = (across == IMAGES).all(axis=(1, 2, 3))
     flipped = (across == IMAGES[:, :, ::-1]).all(axis=(1, 2, 3))
     assert (kept | flipped).all()
     assert 0.25 < flipped.mean() < 0.75
-    down = augmented(ddl.layers.RandomFlip("vertical"))
+    down = augmented(keras.layers.RandomFlip("vertical"))
     assert ((down == IMAGES) | (down == IMAGES[:, ::-1])).all(axis=(1, 2, 3)).all()
 
 
@@ -92,19 +92,19 @@ WIDE = {"value_range": (-1000.0, 1000.0)}  # so that nothing is clipped
 
 def test_brightness_and_contrast():
     images = IMAGES.astype("f4")
-    change = augmented(ddl.layers.RandomBrightness(0.015, **WIDE), images) - images
+    change = augmented(keras.layers.RandomBrightness(0.015, **WIDE), images) - images
     np.testing.assert_allclose(change, change[:, :1, :1, :1] * np.ones_like(change), atol=1e-3)
     assert -30 <= change.min() < -20 < 20 < change.max() <= 30
     mean = images.mean(axis=(1, 2), keepdims=True)
     far = abs(images - mean) > 10
-    contrasted = augmented(ddl.layers.RandomContrast(0.5, **WIDE), images)
+    contrasted = augmented(keras.layers.RandomContrast(0.5, **WIDE), images)
     ratio = (contrasted - mean)[far] / (images - mean)[far]
     assert 0.5 - 1e-3 <= ratio.min() < 0.6 < 1.4 < ratio.max() <= 1.5 + 1e-3
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 def test_values_stay_in_their_range(dtype):
-    for layer in (ddl.layers.RandomBrightness(0.9), ddl.layers.RandomContrast(1.0)):
+    for layer in (keras.layers.RandomBrightness(0.9), keras.layers.RandomContrast(1.0)):
         changed = augmented(layer, IMAGES.astype(dtype))
         assert 0 <= changed.min() < changed.max() <= 255
 
@@ -123,7 +123,7 @@ def test_large_images_in_half_precision(layer_class, arguments, dtype):
 def test_integers_end_at_the_limits_of_their_dtype():
     # tf.cast wraps around in some places of a tensor and not in others.
     images = np.full([7, 3, 3, 1], 100, np.int8)
-    changed = augmented(ddl.layers.RandomBrightness(1.0, value_range=(0, 255)), images)
+    changed = augmented(keras.layers.RandomBrightness(1.0, value_range=(0, 255)), images)
     assert changed.max() == 127
     assert changed.min() == 0
 
@@ -189,10 +189,10 @@ def test_images_of_unknown_size_and_compiled_ones(layer_class, arguments):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ddl.layers.RandomFlip("sideways"), "mode must be .*got 'sideways'"),
+        (lambda: keras.layers.RandomFlip("sideways"), "mode must be .*got 'sideways'"),
         (lambda: ddl.layers.RandomShift(-1, 0), "must be at least 0 pixels, got -1 and 0"),
         (lambda: ddl.layers.Cutout(0), "Cutout.size must be at least 1 pixel, got 0"),
-        (lambda: ddl.layers.RandomContrast(2.0), "factor must be from 0 to 1, got 2.0"),
+        (lambda: keras.layers.RandomContrast(2.0), "factor must be from 0 to 1, got 2.0"),
     ],
 )
 def test_bad_arguments(make, message):
@@ -202,6 +202,6 @@ def test_bad_arguments(make, message):
 
 def test_an_augmentation_may_be_part_of_a_model():
     inputs = keras.Input((6, 5, 3))
-    model = keras.Model(inputs, ddl.layers.RandomFlip()(inputs))
+    model = keras.Model(inputs, keras.layers.RandomFlip()(inputs))
     with microbatch(rows=64).forward():
         assert (model(tf.cast(IMAGES, tf.float32), training=True).numpy() != IMAGES).any()

@@ -6,10 +6,10 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
+from ddl.layers.transforms.rand_augment import OPERATIONS
 
 import ddl
 from ddl.errors import ConfigError
-from ddl.layers.transforms.rand_augment import OPERATIONS
 from tests.layers.given_draws import GivenDraws
 
 IMAGES = np.random.default_rng(3).integers(0, 256, (40, 9, 7, 3)).astype("u1")

@@ -43,7 +43,7 @@ def test_float16_is_seen():
             ["drop draw random numbers per replica, .*number of replicas"],
             ["drop draw random numbers per microbatch, .*number of microbatches"],
         ),
-        ([ddl.layers.Dropout(0.5), ddl.layers.RandomFlip()], [], []),
+        ([keras.layers.Dropout(0.5), keras.layers.RandomFlip()], [], []),
         (
             [keras.layers.BatchNormalization(name="norm")],
             ["norm compute their statistics on each replica separately"],
@@ -163,6 +163,6 @@ def test_layers_that_the_task_holds_are_found_too():
     found = layers_of(task)
     assert flip in found
     assert noise in found
-    assert any(isinstance(layer, ddl.layers.Dropout) for layer in found)
+    assert any(isinstance(layer, keras.layers.Dropout) for layer in found)
     assert set(map(id, found)) <= set(map(id, layers_of(Wrapped(task))))
     assert len({id(layer) for layer in found}) == len(found)

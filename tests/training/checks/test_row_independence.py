@@ -187,7 +187,7 @@ class Twice(keras.layers.Layer):
     def __init__(self):
         super().__init__()
         self.normalization = keras.layers.BatchNormalization(synchronized=True)
-        self.dropout = ddl.layers.Dropout(0.5)
+        self.dropout = keras.layers.Dropout(0.5)
 
     @tf.function
     def call(self, inputs, training=False):
@@ -232,7 +232,7 @@ ROW_BY_ROW = {
     "of weights": ("image", images(lambda: L.SpectralNormalization(L.Conv2D(4, 3)))),
     "unit": ("image", images(L.UnitNormalization, L.RMSNormalization)),
     "adapted": ("image", images(lambda: L.Normalization(mean=1.0, variance=2.0))),
-    "dropout": ("image", images(lambda: L.Dropout(0.5), lambda: ddl.layers.Dropout(0.5), Jitter)),
+    "dropout": ("image", images(lambda: L.Dropout(0.5), lambda: keras.layers.Dropout(0.5), Jitter)),
     "noise": ("image", images(lambda: L.GaussianNoise(1.0), lambda: L.SpatialDropout2D(0.5))),
     "augmentation": (
         "image",

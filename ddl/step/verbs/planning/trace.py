@@ -72,7 +72,6 @@ def plan_step(
             planned.seed, before = None, generators.states()
             planned.graph = traced()
             if generators.states() != before:
-                planned.seed = 0  # else `keras.random` draws seeds from Python
                 check_python_draws(f"{type(task).__name__}.step", task, traced)
             check_draws(task, planned.graph)
             return plan_of(task, planned.traced, groups, strategy)
