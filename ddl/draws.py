@@ -21,6 +21,7 @@ as one device.
 The module of Keras is private to it; tests/test_draws.py guards it.
 """
 
+import dataclasses
 import functools
 import math
 import numbers
@@ -40,6 +41,9 @@ from ddl.seeds import PHILOX, counter_at, hashed
 
 _UNSEEDED = types.SimpleNamespace(name="keras.random")
 """The owner of draws without a seed."""
+
+PROBED = (2, 4)
+"""Numbers of rows of the traces that place draws. Both are even: a loss may take pairs."""
 
 _WORDS = 4  # 32-bit words for each count of Philox, each one float32
 _MANTISSA, _ONE = 0x7FFFFF, 0x3F800000  # bits of float32: the last 23; those of 1.0
@@ -90,6 +94,32 @@ def placing(
             f"{more}. Draw for all examples at once."
         )
     return found
+
+
+def placing_of(call: Callable[[Any], Any], features: Mapping[str, tf.Tensor]) -> dict[Any, int]:
+    """Returns the placing of the draws of a function, traced with 2 and 4 examples. In a pass.
+
+    Args:
+      call: Takes features of any number of examples.
+      features: Features that say which shapes `call` takes.
+    """
+    current = microbatch.current()
+    assert current is not None
+
+    def drawn(rows: int) -> dict[Any, Drawn]:
+        probe = dataclasses.replace(
+            current, rows=rows, mask=None, weight=None, drawn=(found := {}), _calls={}
+        )
+
+        def run(given: Mapping[str, tf.Tensor]) -> None:
+            with probe.forward():
+                call(given)
+
+        specs = {k: tf.TensorSpec([rows, *v.shape[1:]], v.dtype) for k, v in features.items()}
+        tf.function(run, autograph=False).get_concrete_function(specs)
+        return found
+
+    return placing(*map(drawn, PROBED), *PROBED)
 
 
 def draws_by_position() -> bool:

@@ -37,8 +37,8 @@ def test_rows_of_an_example():
 def test_counts_draws_by_owner():
     one, other = object(), object()
     counted = microbatch()
-    calls = [counted.call_number(owner) for owner in (one, other, one)]
-    assert calls == [(0, 0), (1, 0), (0, 1)]
+    calls = [counted.call_number(owner, "x") for owner in (one, other, 7, one, 7)]
+    assert calls == [(0, 0), (1, 0), (2, 0), (0, 1), (2, 1)]
 
 
 def test_what_is_recomputed_for_the_backward_pass_draws_the_same():
@@ -48,6 +48,7 @@ def test_what_is_recomputed_for_the_backward_pass_draws_the_same():
     @tf.function(autograph=False)
     def forward_and_gradient():
         current = microbatch()
+        current.placing = {(0, 0): 1}
         with tf.GradientTape() as tape, current.forward():
             tape.watch(x)
             y = tf.recompute_grad(lambda x: layer(x, training=True) ** 2)(x)
@@ -64,6 +65,7 @@ def test_a_layer_called_twice_cannot_be_recomputed():
     layer = keras.layers.Dropout(0.5, name="twice")
     x = tf.ones([8, 16])
     current = microbatch()
+    current.placing = {(0, 0): 1, (0, 1): 1}
     with tf.GradientTape() as tape, current.forward():
         tape.watch(x)
         y = tf.recompute_grad(lambda x: layer(layer(x, training=True), training=True))(x)

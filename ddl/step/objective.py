@@ -8,7 +8,6 @@ all-reduce, `UpdateStep` divides once by the global Σ weight / B.
 import copy
 import math
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from typing import Any
 
 import keras
@@ -20,6 +19,7 @@ from ddl.errors import ConfigError
 from ddl.layers.broadcasting import broadcasts, with_rank
 from ddl.layers.lookups import look_up_rows
 from ddl.layers.normalization import has_synchronized_layers, take_over_moments
+from ddl.step.effects.stateful import check_stateless
 from ddl.step.effects.written import check_loss_writes
 from ddl.step.metric_sums import MetricSums
 from ddl.step.metric_sums.of_output import (
@@ -39,8 +39,7 @@ from ddl.tasks.task import LossFunction, PerExample, Task, has_step
 from ddl.tasks.weight_names import check_read, names_resembling_weight
 
 # More than one row, so that a mean over the batch or a squeeze shows in the shapes.
-_PROBE_ROWS = 2
-_OTHER_PROBE_ROWS = 4  # a loss may take pairs of rows
+_PROBE_ROWS, _OTHER_PROBE_ROWS = draws.PROBED
 
 
 class Objective:
@@ -82,8 +81,7 @@ class Objective:
         self.needs_own_graph = needs_own_graph(probe.graph, strategy)
         """Whether the gradient must be computed in a graph of its own (`ddl.step.onednn`)."""
         self._unread = probe.unread
-        probe.check_python_draws(self._where)
-        check_loss_writes(self._where, probe.graph, task, optimizers)
+        self._check_effects(probe, optimizers)
         drawn = probe.microbatch.drawn
         other = None
         if drawn or has_further_dimension(evaluated, _PROBE_ROWS):
@@ -93,8 +91,7 @@ class Objective:
         self.placing = {False: self._placing(probe, drawn, other)}
         """The draws that follow the rows (`ddl.draws.placing`), by whether they are training's."""
         tried = self._tried_in_training(probe)
-        probe.check_python_draws(self._where)
-        check_loss_writes(self._where, probe.graph, task, optimizers)
+        self._check_effects(probe, optimizers)
         output = tried or evaluated
         self.tables = tables_in(probe.graph, _PROBE_ROWS)
         """The variables of which the loss looks up single rows (`ddl.step.rows.tables`)."""
@@ -238,6 +235,14 @@ class Objective:
             )
         return own
 
+    def _check_effects(
+        self, probe: Probe, optimizers: Collection[keras.optimizers.Optimizer]
+    ) -> None:
+        """Raises ConfigError if the last trace drew or wrote what no checkpoint holds."""
+        probe.check_python_draws(self._where)
+        check_loss_writes(self._where, probe.graph, self._task, optimizers)
+        check_stateless(self._where, probe.graph)
+
     def _placing(self, probe: Probe, drawn: Any, other: PerExample | None) -> Any:
         """Returns the placing of the draws of two probes; None if there are not two."""
         if drawn is None or (drawn and other is None):
@@ -263,9 +268,12 @@ class Objective:
         layers = layers_of(self._task)
         take_over_moments(layers)
         look_up_rows(layers)
-        with suppress(Exception):
+        try:
             return probe.output(training=True, rows=_PROBE_ROWS)
-        return None
+        except ConfigError:
+            raise
+        except Exception:
+            return None
 
     def _layers_in_training(self, probe: Probe | None) -> list[keras.layers.Layer]:
         """Returns the layers but for normalizations that the probe saw take no moments.
