@@ -49,7 +49,7 @@ _WORDS = 4  # 32-bit words for each count of Philox, each one float32
 _MANTISSA, _ONE = 0x7FFFFF, 0x3F800000  # bits of float32: the last 23; those of 1.0
 _SMALLEST = np.float32(1e-7)  # TensorFlow replaces smaller numbers before the logarithm
 _TWO_DEVIATIONS = math.erf(math.sqrt(2))  # part of normal numbers within two deviations
-_COUNTS_OF_GAMMA = 256  # counts of Philox that TensorFlow keeps for each gamma number
+_TRIES = 16  # of a rejection that accepts at least 95%: all fail for one number in 10^20
 _BITS = {tf.float16: 10, tf.bfloat16: 7}  # of the mantissa
 
 
@@ -217,24 +217,35 @@ def categorical(logits: Any, num_samples: int, dtype: Any = "int64", seed: Any =
 
 @_in_a_pass
 def gamma(shape: Any, alpha: Any, dtype: Any = None, seed: Any = None) -> tf.Tensor:
-    """Draws as `keras.random.gamma`, on CPUs and GPUs."""
-    kind = _dtype(dtype)
-
-    def numbers_at(shape: list[Any], **place: Any) -> tf.Tensor:
-        of_each = tf.broadcast_to(tf.cast(alpha, tf.float32), sizes)
-        return tf.raw_ops.StatelessRandomGammaV3(
-            shape=shape, alpha=tf.reshape(of_each, shape), **place
-        )
-
-    sizes = _sizes(shape)
-    return tf.cast(_draw(numbers_at, seed, sizes, counts=_COUNTS_OF_GAMMA), kind)
+    """Draws as `keras.random.gamma`."""
+    return tf.cast(tf.exp(_log_gamma(shape, alpha, seed)), _dtype(dtype))
 
 
 @_in_a_pass
 def beta(shape: Any, alpha: Any, beta: Any, dtype: Any = None, seed: Any = None) -> tf.Tensor:
-    """Draws as `keras.random.beta`, from two gamma numbers."""
-    first, second = gamma(shape, alpha, "float32", seed), gamma(shape, beta, "float32", seed)
-    return tf.cast(first / (first + second), _dtype(dtype))
+    """Draws as `keras.random.beta`: two gamma numbers x and y give x / (x + y)."""
+    first, second = (_log_gamma(shape, each, seed) for each in (alpha, beta))
+    return tf.cast(tf.sigmoid(first - second), _dtype(dtype))
+
+
+def _log_gamma(shape: Any, alpha: Any, seed: Any) -> tf.Tensor:
+    """Draws logarithms of gamma numbers, float64: for a small alpha the numbers would be 0.
+
+    Marsaglia and Tsang 2000, "A simple method for generating gamma variables": a rejection, of
+    which the first accepted try counts. Below 1, Gamma(alpha) is Gamma(alpha + 1) · U^(1 / alpha).
+    """
+    sizes, alpha = _sizes(shape), tf.cast(alpha, tf.float64)[..., tf.newaxis]
+    deviates = tf.cast(_draw(_normal, seed, [*sizes, _TRIES]), tf.float64)
+    drawn = 1 - tf.cast(_draw(_uniform, seed, [*sizes, _TRIES + 1]), tf.float64)  # in (0, 1]
+    zero = tf.zeros([], tf.float64)
+    d = alpha + tf.where(alpha < 1, zero + 1, zero) - 1 / 3
+    cube = (1 + deviates / tf.sqrt(9 * d)) ** 3
+    log_cube = tf.math.log(tf.maximum(cube, 1e-30))
+    limit = deviates**2 / 2 + d * (1 - cube + log_cube)
+    accepted = (cube > 0) & (tf.math.log(drawn[..., 1:]) < limit)
+    first = tf.one_hot(tf.argmax(tf.cast(accepted, tf.int64), axis=-1), _TRIES, dtype=tf.float64)
+    found = tf.math.log(d) + tf.reduce_sum(first * log_cube, axis=-1, keepdims=True)
+    return (found + tf.where(alpha < 1, tf.math.log(drawn[..., :1]) / alpha, zero))[..., 0]
 
 
 @_in_a_pass
@@ -329,7 +340,6 @@ def _draw(
     shape: Any,
     *,
     per_word: int = 1,
-    counts: int = 0,
     kind: str = "",
 ) -> tf.Tensor:
     """Draws numbers of a shape, by row or shared.
@@ -339,7 +349,6 @@ def _draw(
       seed: None, an integer, or the owner of a stream.
       shape: Shape of the result. The first dimension of a draw by row is a Python integer.
       per_word: 1, or 2 to split each 32-bit word into two int16.
-      counts: Counts of Philox for each number; 0: a number for each word.
       kind: "shuffle" for the draw of a shuffle.
 
     Raises:
@@ -360,8 +369,7 @@ def _draw(
     rows, sizes_of_row = (sizes[0], sizes[1:]) if of_example else (1, sizes)
     features = math.prod(sizes_of_row)
     # Each row begins at a whole count of Philox, so that a draw can begin at any row.
-    width = features if counts else -(-features // (_WORDS * per_word)) * _WORDS
-    counts_of_row = width * counts if counts else width // _WORDS
+    counts_of_row = -(-features // (_WORDS * per_word))
     if not isinstance(counts_of_row, int):
         counts_of_row = tf.cast(counts_of_row, tf.int64)
     if isinstance(owner, int):  # the same numbers in each update
@@ -372,7 +380,7 @@ def _draw(
         key, counter = current.stream(of, current.training, place, call), current.counter
     first = current.first_row * of_example * counts_of_row if of_example else 0
     values = numbers_at(
-        shape=[rows, width],
+        shape=[rows, counts_of_row * _WORDS],
         key=tf.bitcast(tf.constant([key], tf.int64), tf.uint64),
         counter=counter_at(counter, first),
         alg=PHILOX,

@@ -48,7 +48,6 @@ def test_what_is_recomputed_for_the_backward_pass_draws_the_same():
     @tf.function(autograph=False)
     def forward_and_gradient():
         current = microbatch()
-        current.placing = {(0, 0): 1}
         with tf.GradientTape() as tape, current.forward():
             tape.watch(x)
             y = tf.recompute_grad(lambda x: layer(x, training=True) ** 2)(x)
@@ -65,7 +64,6 @@ def test_a_layer_called_twice_cannot_be_recomputed():
     layer = keras.layers.Dropout(0.5, name="twice")
     x = tf.ones([8, 16])
     current = microbatch()
-    current.placing = {(0, 0): 1, (0, 1): 1}
     with tf.GradientTape() as tape, current.forward():
         tape.watch(x)
         y = tf.recompute_grad(lambda x: layer(layer(x, training=True), training=True))(x)

@@ -453,7 +453,6 @@ LOST = {
     # Without the count of updates, which the trainer compares with its own.
     "slots": lambda trainer: [v.value for v in trainer.optimizer.variables[1:]],
     "averages": lambda trainer: trainer.averages.variables,
-    "Keras's generators": lambda trainer: trainer.generator_states,
     "what replicas have of their own": lambda trainer: [
         copy for own in trainer.replica_statistics for copy in own[1:]
     ],

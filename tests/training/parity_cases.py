@@ -59,7 +59,7 @@ def augmented() -> ddl.Classification:
 
 
 def noisy() -> ddl.Classification:
-    layers = ddl.layers
+    layers = keras.layers
     return ddl.Classification(
         keras.Sequential(
             [

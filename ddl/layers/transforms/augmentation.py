@@ -68,52 +68,24 @@ class RandomShift(Augmentation):
 
     def augmented(self, images: tf.Tensor) -> tf.Tensor:
         """Shifts images [batch, height, width, channels]."""
-        batch, height, width, _ = keras.ops.shape(images)
+        batch, height, width, channels = keras.ops.shape(images)
         rows, columns = height + 2 * self.height, width + 2 * self.width
         margins = [[0, 0], [self.height] * 2, [self.width] * 2, [0, 0]]
-        values = tf.pad(_as_bytes(images), margins)
-        if values.dtype.is_integer:  # of 8 bits, which TensorFlow cannot gather on GPUs
-            values = tf.cast(values, tf.float32)
+        values = images
+        if images.dtype.is_integer:  # TensorFlow cannot gather all integers on GPUs
+            values = tf.cast(images, tf.float32 if images.dtype.size == 1 else tf.float64)
+        values = tf.pad(values, margins)
         # Places of pixels among those of all padded images, which are next to each other.
         drawn = ddl.random.uniform(self, [batch, 2])
         shift = _int64(tf.floor(drawn * [2.0 * self.height + 1, 2.0 * self.width + 1]))
         corner = tf.reduce_sum(shift * tf.stack([_int64(columns), _int64(1)]), axis=1)
         corner += tf.range(_int64(batch)) * _int64(rows * columns)
         within = tf.range(_int64(height))[:, tf.newaxis] * _int64(columns) + tf.range(_int64(width))
-        channels = keras.ops.shape(values)[3]
         pixels = tf.reshape(values, [-1, channels])
         moved = tf.gather(pixels, corner[:, tf.newaxis, tf.newaxis] + within)
-        return _from_bytes(tf.reshape(moved, [batch, height, width, channels]), images)
+        return tf.cast(tf.reshape(moved, [batch, height, width, channels]), images.dtype)
 
 
 def _int64(values: Any) -> tf.Tensor:
     """Returns numbers as int64; TensorFlow computes with int32 on the host."""
     return tf.cast(values, tf.int64)
-
-
-def _as_bytes(images: tf.Tensor) -> tf.Tensor:
-    """Returns wide integers as bytes, uint8 [batch, height, width, channels · size].
-
-    TensorFlow moves bytes on GPUs, but not all wide integers. The bits of an integer as a float
-    would be moved, too, but may be a NaN, which tf.debugging.enable_check_numerics reports.
-
-    Args:
-      images: [batch, height, width, channels]; returned unchanged unless they are integers of
-        several bytes.
-    """
-    if not _is_wide(images.dtype):
-        return images
-    *sizes, channels = keras.ops.shape(images)
-    return tf.reshape(tf.bitcast(images, tf.uint8), [*sizes, channels * images.dtype.size])
-
-
-def _from_bytes(values: tf.Tensor, images: tf.Tensor) -> tf.Tensor:
-    """Returns values of `_as_bytes` in shape and dtype of the images."""
-    if not _is_wide(images.dtype):
-        return tf.cast(values, images.dtype)
-    sizes = [*keras.ops.shape(images), images.dtype.size]
-    return tf.bitcast(tf.reshape(tf.cast(values, tf.uint8), sizes), images.dtype)
-
-
-def _is_wide(dtype: tf.DType) -> bool:
-    return dtype.is_integer and dtype.size > 1

@@ -8,7 +8,7 @@ weights and metrics of the other rows must not change. Random draws repeat, beca
 the position of a row. BatchNormalization reuses the moments of the first run, because ddl takes
 moments over the whole microbatch by design. For the same reason `ddl.gather` returns what it
 returned in the first run: a loss may depend on other rows through it, and only so; and so do the
-layers that mix a row with its partner (`ddl.layers.transforms.partners`). Two more runs check that
+layers that mix a row with its partner (`ddl.layers.transforms.mixing`). Two more runs check that
 the loss leaves out padding among gathered rows.
 
 The runs are on one device, eager or else traced, and leave every variable unchanged.
@@ -29,7 +29,7 @@ from ddl.data.pipeline import BatchPipeline
 from ddl.devices.replicas import local_devices
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError
-from ddl.layers.transforms.partners import HeldPartners
+from ddl.layers.transforms.mixing import HeldPartners
 from ddl.metrics.values import tensors_by_name
 from ddl.microbatch import HeldMoments, Microbatch, without_traces_of_the_user
 from ddl.random import batch_counter

@@ -16,11 +16,10 @@ from ddl.data import BatchPipeline, Source
 from ddl.errors import ConfigError
 from ddl.layers.normalization import take_over_moments
 from ddl.precision import set_precision
-from ddl.random import seed_by_replica
 from ddl.step.moving_statistics import allow_replica_writes
 from ddl.tasks.parts import layers_of, variables_of
 from ddl.training.checks.row_independence import RowIndependence
-from tests.conftest import make_strategy
+from tests.conftest import EachDrawByRow, make_strategy
 
 _RANDOM = np.random.default_rng(0)
 ROWS = 40
@@ -58,9 +57,10 @@ def check(task, strategy=None, batch=16, modes=(True, False), data=DATA):
     strategy = strategy or tf.distribute.get_strategy()
     layers = layers_of(task)
     take_over_moments(layers)
-    seed_by_replica(layers)
     allow_replica_writes(layers, strategy)
-    check = RowIndependence(task, layers, strategy, lambda *_: [task.per_example])
+    check = RowIndependence(
+        task, layers, strategy, lambda *_: [(task.per_example, EachDrawByRow())]
+    )
     check.check(BatchPipeline(Source(data), batch), modes)
 
 
@@ -169,8 +169,6 @@ class Attention(keras.layers.Layer):
 
 
 class Jitter(keras.layers.Layer):
-    draws_by_position = True
-
     def call(self, inputs, training=False):
         if not training:
             return inputs
@@ -232,7 +230,7 @@ ROW_BY_ROW = {
     "of weights": ("image", images(lambda: L.SpectralNormalization(L.Conv2D(4, 3)))),
     "unit": ("image", images(L.UnitNormalization, L.RMSNormalization)),
     "adapted": ("image", images(lambda: L.Normalization(mean=1.0, variance=2.0))),
-    "dropout": ("image", images(lambda: L.Dropout(0.5), lambda: keras.layers.Dropout(0.5), Jitter)),
+    "dropout": ("image", images(lambda: L.Dropout(0.5), Jitter)),
     "noise": ("image", images(lambda: L.GaussianNoise(1.0), lambda: L.SpatialDropout2D(0.5))),
     "augmentation": (
         "image",
