@@ -37,6 +37,7 @@ from ddl.training.checks.arguments import Options
 from ddl.training.checks.batch_size import sizes_by_source
 from ddl.training.checks.fixed_settings import TrainedVariables
 from ddl.training.checks.model import (
+    check_computes_by_row,
     check_created_in_scope,
     computes_in_float16,
     frozen_variables,
@@ -123,6 +124,7 @@ def assemble(
     Raises:
       ConfigError: See `ddl.Trainer`, as for DataError.
     """
+    check_computes_by_row(layers_of(task))
     train = _training_pipelines(task, train_data, options)
     first = next(iter(train.values()))
     eval_pipeline = None

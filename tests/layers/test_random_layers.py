@@ -145,6 +145,15 @@ def test_a_layer_whose_draws_cannot_follow_rows_is_refused(make, message):
         whole_and_parts(called(make(), IMAGES)[0])
 
 
+@pytest.mark.parametrize("name", ["Equalization", "RandAugment", "AugMix", "MixUp"])
+def test_a_trainer_refuses_layers_of_whole_batches_by_name(name):
+    model = keras.Sequential([keras.Input((6, 6, 3)), layers.Flatten(), layers.Dense(2)])
+    task = ddl.Classification(model, augmentations=[getattr(layers, name)()])
+    data = {"image": IMAGES[:, :6, :6], "label": np.zeros(ROWS, int)}
+    with pytest.raises(ConfigError, match=rf"\({name}\) computes a row from all rows"):
+        ddl.Trainer(task, keras.optimizers.SGD(), data, global_batch_size=4)
+
+
 def combined() -> ddl.Classification:
     """Images, then their rows as a sequence."""
     return ddl.Classification(

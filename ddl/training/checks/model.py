@@ -39,6 +39,29 @@ def computes_in_float16(models: Iterable[keras.layers.Layer]) -> bool:
     return any(layer.compute_dtype == "float16" for layer in layers)
 
 
+_OF_WHOLE_BATCHES = (
+    keras.layers.Equalization,
+    keras.layers.RandAugment,
+    keras.layers.AugMix,
+    keras.layers.RandomElasticTransform,
+    keras.layers.MixUp,
+    keras.layers.CutMix,
+)
+"""Layers that look at all rows of a replica, shuffle them, or do not draw through Keras."""
+
+
+def check_computes_by_row(layers: Iterable[keras.layers.Layer]) -> None:
+    """Raises ConfigError for layers of Keras that cannot compute each row alone."""
+    for layer in layers:
+        if isinstance(layer, _OF_WHOLE_BATCHES):
+            raise ConfigError(
+                f"The layer {layer.name!r} ({type(layer).__name__}) computes a row from all rows "
+                "of a replica, or draws for all of them, so the result would depend on the number of "
+                "replicas. Call it in the data (dataset.map), or use ddl.layers.Mixup and CutMix "
+                "to mix examples."
+            )
+
+
 def warn_of_replica_dependence(
     layers: Sequence[keras.layers.Layer], strategy: tf.distribute.Strategy, microbatches: int = 1
 ) -> None:
