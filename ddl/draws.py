@@ -107,8 +107,9 @@ def placing_of(call: Callable[[Any], Any], features: Mapping[str, tf.Tensor]) ->
     assert current is not None
 
     def drawn(rows: int) -> dict[Any, Drawn]:
+        found: dict[Any, Drawn] = {}
         probe = dataclasses.replace(
-            current, rows=rows, mask=None, weight=None, drawn=(found := {}), _calls={}
+            current, rows=rows, mask=None, weight=None, drawn=found, _calls={}
         )
 
         def run(given: Mapping[str, tf.Tensor]) -> None:
@@ -119,7 +120,8 @@ def placing_of(call: Callable[[Any], Any], features: Mapping[str, tf.Tensor]) ->
         tf.function(run, autograph=False).get_concrete_function(specs)
         return found
 
-    return placing(*map(drawn, PROBED), *PROBED)
+    few, more = PROBED
+    return placing(drawn(few), drawn(more), few, more)
 
 
 def draws_by_position() -> bool:

@@ -82,7 +82,7 @@ class Objective:
         """Whether the gradient must be computed in a graph of its own (`ddl.step.onednn`)."""
         self._unread = probe.unread
         self._check_effects(probe, optimizers)
-        drawn = probe.microbatch.drawn
+        drawn = probe.draws
         other = None
         if drawn or has_further_dimension(evaluated, _PROBE_ROWS):
             other = self._of_other_rows(probe, training=False)
@@ -108,9 +108,9 @@ class Objective:
         self.entries = math.prod(output.loss.shape[1:])
         """Number of losses of an example."""
         self._own_step = has_step(task)
-        drawn = probe.microbatch.drawn if tried else None
-        other = self._of_other_rows(probe, training=True) if drawn else None
-        self.placing[True] = self._placing(probe, drawn, other)
+        drawn = probe.draws
+        other = self._of_other_rows(probe, training=True) if tried and drawn else None
+        self.placing[True] = self._placing(probe, drawn, other) if tried else None
 
     @property
     def loss(self) -> LossFunction:
@@ -247,8 +247,7 @@ class Objective:
         """Returns the placing of the draws of two probes; None if there are not two."""
         if drawn is None or (drawn and other is None):
             return None
-        of_other = probe.microbatch.drawn if drawn else drawn
-        return draws.placing(drawn, of_other, _PROBE_ROWS, _OTHER_PROBE_ROWS)
+        return draws.placing(drawn, probe.draws if drawn else drawn, *draws.PROBED)
 
     def _of_other_rows(self, probe: Probe, training: bool) -> PerExample | None:
         """Returns the task's output for another number of rows; None if it takes none such."""

@@ -67,6 +67,11 @@ class Probe:
         self.unread: Sequence[str] = ()
         self._drawn: tuple[bool, int, _Way] | None = None
 
+    @property
+    def draws(self) -> Mapping[Any, microbatch.Drawn]:
+        """The draws of the last trace, by place and number."""
+        return (self.microbatch and self.microbatch.drawn) or {}
+
     def check_python_draws(self, where: str) -> None:
         """Raises ConfigError if the last trace drew by the generators of Python or NumPy.
 

@@ -56,8 +56,8 @@ def check_computes_by_row(layers: Iterable[keras.layers.Layer]) -> None:
         if isinstance(layer, _OF_WHOLE_BATCHES):
             raise ConfigError(
                 f"The layer {layer.name!r} ({type(layer).__name__}) computes a row from all rows "
-                "of a replica, or draws for all of them, so the result would depend on the number of "
-                "replicas. Call it in the data (dataset.map), or use ddl.layers.Mixup and CutMix "
+                "of a replica, or draws for all of them, so the result would depend on the number "
+                "of replicas. Call it in the data (dataset.map), or use ddl.layers.Mixup and CutMix "
                 "to mix examples."
             )
 
