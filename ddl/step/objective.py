@@ -245,7 +245,7 @@ class Objective:
 
     def _placing(self, probe: Probe, drawn: Any, other: PerExample | None) -> Any:
         """Returns the placing of the draws of two probes; None if there are not two."""
-        if drawn is None or (drawn and other is None):
+        if drawn and other is None:
             return None
         return draws.placing(drawn, probe.draws if drawn else drawn, *draws.PROBED)
 

@@ -57,8 +57,8 @@ def check_computes_by_row(layers: Iterable[keras.layers.Layer]) -> None:
             raise ConfigError(
                 f"The layer {layer.name!r} ({type(layer).__name__}) computes a row from all rows "
                 "of a replica, or draws for all of them, so the result would depend on the number "
-                "of replicas. Call it in the data (dataset.map), or use ddl.layers.Mixup and CutMix "
-                "to mix examples."
+                "of replicas. Call it in the data (dataset.map), or use ddl.layers.Mixup or "
+                "ddl.layers.CutMix to mix examples."
             )
 
 
