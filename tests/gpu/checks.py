@@ -254,7 +254,7 @@ def precisions(place: Place, strategy: Strategy, amount: Amount) -> Iterator[Fin
     updates = 60 if amount is WHOLE else 2
     losses = {}
     for precision in ("float32", "mixed_float16", "mixed_bfloat16"):
-        case = parity_cases.CASES["ddl.layers.Dropout"]
+        case = parity_cases.CASES["keras.layers.Dropout"]
         trainer = parity_cases.make_trainer(case, strategy, precision)
         trainer.train(updates)
         losses[precision] = trainer.train(5)["loss"]

@@ -60,9 +60,6 @@ def test_layers_are_the_same_on_all_replicas():
     assert gpt.output_shape == (None, None, 11)
     dropping = [x for x in gpt._flatten_layers() if isinstance(x, keras.layers.Dropout)]
     assert len(dropping) == 4  # of embeddings, attention weights, attention, perceptron
-    assert all(type(layer) is keras.layers.Dropout for layer in dropping)
-    kept = models.keras_hub_model("GPT2CausalLM", backbone=GPT2, synchronized=False)
-    assert not any(isinstance(x, keras.layers.Dropout) for x in kept._flatten_layers())
 
 
 def trained(make_model, data, task, strategy: str, replicas: int) -> list[np.ndarray]:

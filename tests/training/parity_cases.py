@@ -169,7 +169,7 @@ CASES: dict[str, Case] = {
     "synchronized BatchNormalization, accumulation 2": Case(
         task=cnn, data=UNEVEN, arguments={"accumulation_steps": 2}
     ),
-    "ddl.layers.Dropout": Case(task=lambda: mlp(dropout=0.3), data=UNEVEN),
+    "keras.layers.Dropout": Case(task=lambda: mlp(dropout=0.3), data=UNEVEN),
     "keras.layers.Dropout, accumulation 4": Case(
         task=lambda: mlp(dropout=0.3),
         data=UNEVEN,
