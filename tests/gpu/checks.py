@@ -139,7 +139,7 @@ def draws(place: Place, strategy: Strategy, amount: Amount) -> Iterator[Finding]
                 counter=batch_counter(tf.constant(3, tf.int64)),
                 first_row=0,
                 rows=64,
-                mask=None,
+                placing={(0, call): 1 for call in range(3)},
             )
             with current.forward():
                 return {
