@@ -258,7 +258,7 @@ def build_trainer(case: Case) -> ddl.Trainer:
     keras.utils.clear_session()
     strategy = distribution.build_strategy("mirrored" if case.replicas > 1 else "one_device")
     with strategy.scope():
-        task = ddl.Classification(network(case, ddl.layers.Dropout))
+        task = ddl.Classification(network(case, keras.layers.Dropout))
         return ddl.Trainer(task, adam(), data(case), global_batch_size=case.batch)
 
 

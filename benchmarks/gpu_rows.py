@@ -44,9 +44,11 @@ def _average() -> Any:
 
 
 def _flip_and_shift() -> list[Any]:
+    import keras
+
     import ddl
 
-    return [ddl.layers.RandomFlip("horizontal"), ddl.layers.RandomShift(2, 2)]
+    return [keras.layers.RandomFlip("horizontal"), ddl.layers.RandomShift(2, 2)]
 
 
 _OPTIMIZERS = (

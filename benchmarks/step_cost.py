@@ -159,7 +159,7 @@ def measure(quick: bool) -> Report:
         "Layers that do not depend on the replicas",
         {
             keras_dropout: plain_loop(mirrored, **dropout),
-            "ddl, ddl.layers.Dropout": ddl_loop("float32", dropout),
+            "ddl, Dropout": ddl_loop("float32", dropout),
             keras_normalization: plain_loop(mirrored, **normalization),
             "ddl, the same layers": ddl_loop("float32", normalization),
         },

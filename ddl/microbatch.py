@@ -9,19 +9,15 @@ around the task's forward and backward pass; outside of a trainer there is none.
 import copy
 import dataclasses
 import threading
-import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
 from ddl.errors import ConfigError
-from ddl.seeds import counter_at, hashed, replacing_global_generator, seed_at, seed_of_python
-
-_KERAS = types.SimpleNamespace(name="keras.random")
-"""The owner of the draws of `keras.random` functions without a seed."""
+from ddl.seeds import hashed
 
 # tf.distribute traces each replica in its own thread.
 _OF_THREAD = threading.local()
@@ -35,9 +31,33 @@ def current() -> "Microbatch | None":
 def is_compiled() -> bool:
     """Returns whether XLA compiles what this thread traces.
 
-    The function is private to TensorFlow; tests/test_random.py guards it.
+    The function is private to TensorFlow; tests/test_draws.py guards it.
     """
     return control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+
+
+@contextmanager
+def none() -> Iterator[None]:
+    """Leaves the thread without a current microbatch within the `with` block."""
+    earlier, _OF_THREAD.microbatch = current(), None
+    try:
+        yield
+    finally:
+        _OF_THREAD.microbatch = earlier
+
+
+class Drawn(NamedTuple):
+    """A draw of random numbers in a probe.
+
+    Attributes:
+      layer: Name of the layer that drew.
+      shape: Shape of the numbers; None for sizes that are not static.
+      kind: "shuffle" for the draw of a shuffle, else "".
+    """
+
+    layer: str
+    shape: tuple[int | None, ...]
+    kind: str
 
 
 @dataclasses.dataclass
@@ -102,8 +122,7 @@ class Microbatch:
     """The rows that one replica computes at once. Replica context.
 
     Attributes:
-      seed: Seed of all random numbers. None in a pass whose outputs nobody reads; `keras.random`
-        then takes seeds from Python's generator, since the pass may draw weights of new layers.
+      seed: Seed of all random numbers; None in a pass whose outputs nobody reads.
       training: Whether this is a training pass. Training and evaluation draw different numbers.
       counter: uint64 [2], `ddl.random.batch_counter` of the global batch.
       first_row: Position of the first row in the global batch, int64 [] or a Python integer. The
@@ -118,6 +137,9 @@ class Microbatch:
       position: In an evaluation, the number of global batches that training has consumed, int64
         []; None in training, where `counter` holds it. The `counter` of an evaluation begins at 0
         each time, so that each evaluation draws the same numbers.
+      drawn: In a probe, the draws so far by place and number; else None.
+      placing: How many rows of each draw belong to each example, by place and number
+        (`ddl.draws.placing`); None where no probe has told.
       draws: Number of the pass in the step, each of which draws numbers of its own; the only pass
         of the built-in step has 0.
       weight: float32 [rows], the weights of the examples; None in a trial, where all are 1.
@@ -126,7 +148,7 @@ class Microbatch:
         (`ddl.tasks.gather`).
       has_gathered: Whether this pass has called `ddl.gather`.
       pairing: How layers that mix examples get the partners of rows; None: from the rows
-        (`ddl.layers.transforms.partners`).
+        (`ddl.layers.transforms.mixing`).
       remat: The parts of the models that the backward pass computes again (`ddl.step.remat`), or
         None.
       repeats: Whether this is a second computation, in the backward pass.
@@ -141,6 +163,8 @@ class Microbatch:
     held_moments: HeldMoments | None = None
     own_moments: bool = False
     position: tf.Tensor | None = None
+    drawn: dict[tuple[int, int], Drawn] | None = None
+    placing: Mapping[tuple[int, int], int] | None = None
     draws: int = 0
     weight: tf.Tensor | None = None
     step: tf.Tensor | None = None
@@ -149,13 +173,12 @@ class Microbatch:
     pairing: Any = None
     remat: Any = None
     repeats: bool = False
-    _calls: dict[int, _Calls] = dataclasses.field(default_factory=dict)
+    _calls: dict[Any, _Calls] = dataclasses.field(default_factory=dict)
     _is_backward: bool = False
-    _refuses_draws: bool = False
 
     def __post_init__(self) -> None:
         self._graph = tf.compat.v1.get_default_graph()
-        self._is_eager = tf.executing_eagerly()
+        self.is_eager = tf.executing_eagerly()
 
     @property
     def batch(self) -> tf.Tensor:
@@ -175,8 +198,7 @@ class Microbatch:
         earlier = current()
         _OF_THREAD.microbatch = self
         try:
-            with replacing_global_generator(self._seed_of_keras):
-                yield
+            yield
         finally:
             _OF_THREAD.microbatch = earlier
 
@@ -195,22 +217,15 @@ class Microbatch:
         """Whether this is the forward pass itself, outside of loops, conditionals and functions."""
         return not self._is_backward and tf.compat.v1.get_default_graph() is self._graph
 
-    @contextmanager
-    def refusing_draws(self) -> Iterator[None]:
-        """Raises ConfigError for draws within the `with` block."""
-        self._refuses_draws = True
-        try:
-            yield
-        finally:
-            self._refuses_draws = False
-
     @property
     def in_loop(self) -> bool:
-        """Whether the current graph lies within a `tf.while_loop` body of the model.
+        """Whether the current graph lies within a loop of the model.
 
         A loop body is traced once and runs many times, so a number assigned during the trace is the
         same in every iteration.
         """
+        if "loop_body" in tf.get_current_name_scope().split("/"):  # tf.vectorized_map
+            return True
         graph = tf.compat.v1.get_default_graph()
         while graph is not self._graph and graph is not None:
             if type(graph).__name__ == "WhileBodyFuncGraph":
@@ -226,14 +241,8 @@ class Microbatch:
           asking: Description of the caller, for the error.
 
         Raises:
-          ConfigError: If `rows` is not a static multiple of the microbatch's rows, or if a step
-            draws, which has no rows.
+          ConfigError: If `rows` is not a static multiple of the microbatch's rows.
         """
-        if not self.rows:
-            raise ConfigError(
-                f"{asking} drew in a step, which computes no rows of its own. Draw numbers for all "
-                "examples at once, with shared=True, or draw in a loss."
-            )
         if not isinstance(rows, int) or rows < self.rows or rows % self.rows:
             number = rows if isinstance(rows, int) else "an unknown number of"
             raise ConfigError(
@@ -250,10 +259,6 @@ class Microbatch:
           *identity: Values that no other stream of the same pass has.
         """
         return hashed(*identity, self.draws) if self.draws else hashed(*identity)
-
-    def has_drawn(self, owner: Any) -> bool:
-        """Returns whether an object has drawn in this pass."""
-        return id(owner) in self._calls
 
     def copied(self) -> "Microbatch":
         """Returns a microbatch that draws the same numbers from here on, such as for a replica."""
@@ -276,58 +281,33 @@ class Microbatch:
         """Takes over the number of draws of a copy."""
         self._calls.update(other._calls)
 
-    def call_number(self, owner: Any) -> tuple[int, int]:
+    def call_number(self, owner: Any, layer: str) -> tuple[int, int]:
         """Counts the draws of an object in this pass, so that each draw has its own stream.
 
         Args:
-          owner: The layer, or another object that draws.
+          owner: Owner of a stream: an integer seed, or an object.
+          layer: Name of what draws, for the error.
 
         Returns:
           The place of `owner` in the order of first draws, which is the same on every replica and
           in every run of the same model; and the number of its earlier draws in this pass.
 
         Raises:
-          ConfigError: Within `refusing_draws`; or if the backward pass recomputes
-            (tf.recompute_grad) an owner that did not draw exactly once in the forward pass, so that
-            the draw to repeat is ambiguous.
+          ConfigError: If the backward pass recomputes (tf.recompute_grad) an owner that did not
+            draw exactly once in the forward pass, so that the draw to repeat is ambiguous.
         """
-        if self._refuses_draws:
-            raise ConfigError(
-                f"{getattr(owner, 'name', owner)!r} drew random numbers in a function that "
-                "changes the gradients of an example, where all examples would get the same "
-                "numbers. Draw in the loss, or in Gradients.map."
-            )
-        calls = self._calls.setdefault(id(owner), _Calls(owner, place=len(self._calls)))
+        key = ("integer", owner) if isinstance(owner, int) else id(owner)
+        calls = self._calls.setdefault(key, _Calls(owner, place=len(self._calls)))
         if self.repeats or not self._is_backward:
             calls.count += 1
             return calls.place, calls.count - 1
         if calls.count != 1:
             raise ConfigError(
-                f"Layer {getattr(owner, 'name', owner)!r} drew random numbers {calls.count} times, "
-                "but a layer that is recomputed in the backward pass (tf.recompute_grad) must "
-                "draw exactly once. Use a separate layer for each call."
+                f"Layer {layer!r} drew random numbers {calls.count} times, but a layer that is "
+                "recomputed in the backward pass (tf.recompute_grad) must draw exactly once. Use a "
+                "separate layer for each call."
             )
         return calls.place, 0
-
-    def _seed_of_keras(self) -> tf.Tensor:
-        """Returns the seed of the next draw of `keras.random` without a seed, int64 [2].
-
-        It is a function of the trainer's seed, the batch, the rows and the draw's number.
-
-        Raises:
-          ConfigError: In a `tf.while_loop`, where every iteration would draw the same numbers.
-        """
-        if self.seed is None or tf.executing_eagerly() != self._is_eager:  # in tf.init_scope
-            return seed_of_python()
-        if self.in_loop:
-            raise ConfigError(
-                "keras.random functions without a seed must not run inside a loop (tf.while_loop, "
-                "tf.map_fn, a recurrent layer): every iteration would draw the same numbers. Pass "
-                "seed=keras.random.SeedGenerator(…), kept in an attribute of the task or a layer."
-            )
-        _, call = self.call_number(_KERAS)
-        key = tf.constant([self.stream(self.seed, self.training, call)], tf.int64)
-        return seed_at(key, counter_at(self.counter, self.first_row))
 
 
 class CannotCompileError(BaseException):

@@ -1,20 +1,11 @@
-"""Seeds by position in the global batch, and the generator that Keras's functions draw from.
-
-`keras.random` functions without a `seed` draw from a global generator, a variable that each thread
-makes at its first draw. `tf.distribute` traces each replica in a thread of its own, in which
-TensorFlow cannot make it, and a checkpoint would not hold it. During a pass of the trainer another
-object therefore takes the generator's place, which computes seeds and keeps no state.
-"""
+"""Hashes and places of Philox for random numbers, and operations that draw from a state."""
 
 import hashlib
-import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
-from keras.src.backend.common import global_state
-from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 from tensorflow.python.eager import context
 
 PHILOX = tf.random.Algorithm.PHILOX.value
@@ -34,47 +25,6 @@ def counter_at(counter: tf.Tensor, place: tf.Tensor | int) -> tf.Tensor:
     if isinstance(place, int):
         return counter + tf.constant([place, 0], tf.uint64) if place else counter
     return counter + tf.cast(tf.stack([place, tf.zeros_like(place)]), tf.uint64)
-
-
-def seed_at(key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
-    """Returns a seed for Keras's random functions, int64 [2].
-
-    Args:
-      key: Stream of the seed, int64 [1].
-      counter: Place in the stream, uint64 [2].
-    """
-    return tf.raw_ops.StatelessRandomUniformFullIntV2(
-        shape=[2], key=tf.bitcast(key, tf.uint64), counter=counter, alg=PHILOX, dtype=tf.int64
-    )
-
-
-def seed_of_python() -> tf.Tensor:
-    """Returns a seed from Python's generator, as Keras seeds its layers: int64 [2]."""
-    return tf.constant([random.randint(1, 10**9), 0], tf.int64)
-
-
-class _Seeds:
-    """The stand-in for a `keras.random.SeedGenerator`."""
-
-    def __init__(self, seed: Callable[[], tf.Tensor]):
-        self._seed = seed
-
-    def next(self, ordered: bool = True) -> tf.Tensor:
-        return self._seed()
-
-
-@contextmanager
-def replacing_global_generator(seed: Callable[[], tf.Tensor]) -> Iterator[None]:
-    """Makes `keras.random` functions without a `seed` call `seed`, in this thread.
-
-    The attribute is private to Keras; tests/step/test_keras_canaries.py guards it.
-    """
-    earlier = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
-    global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, _Seeds(seed))
-    try:
-        yield
-    finally:
-        global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, earlier)
 
 
 @contextmanager

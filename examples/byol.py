@@ -30,7 +30,10 @@ class Byol:
                 layers.Dense(width, dtype=keras.config.floatx()),
             ]
         )
-        self.views = [ddl.layers.RandomShift(1, 1), ddl.layers.Cutout(3)]
+        self.views = [
+            ddl.layers.RandomShift(1, 1),
+            keras.layers.RandomErasing(1.0, scale=(0.1, 0.15), fill_value=0.0),
+        ]
         self.exported_models = {"encoder": self.online}
 
     def view(self, images: tf.Tensor, training: bool) -> tf.Tensor:

@@ -47,7 +47,7 @@ class DpSgd:
         deviation = self.noise * self.limit / update.sum(self.one, batch)
 
         def noisy(gradient: tf.Tensor, variable: keras.Variable) -> tf.Tensor:
-            noise = ddl.random.normal(self, gradient.shape, shared=True)
+            noise = ddl.random.normal(self, gradient.shape)
             return gradient + tf.cast(deviation, gradient.dtype) * tf.cast(noise, gradient.dtype)
 
         update.apply(gradients.map(noisy))

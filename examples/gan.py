@@ -33,7 +33,7 @@ class Gan:
                 keras.Input((8, 8, 1)),
                 layers.Flatten(),
                 dense(128, layers.LeakyReLU(0.2)),
-                ddl.layers.Dropout(0.3),
+                keras.layers.Dropout(0.3),
                 dense(1, dtype=keras.config.floatx()),  # in float32, also in mixed precision
             ],
             name="discriminator",

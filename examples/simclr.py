@@ -18,7 +18,10 @@ class SimClr:
         hidden = layers.Dense(64, "relu")(layers.ReLU()(encoder.output))
         head = layers.Dense(width, dtype=keras.config.floatx(), name="head")
         self.model = keras.Model(encoder.input, head(hidden))
-        self.views = [ddl.layers.RandomShift(1, 1), ddl.layers.Cutout(3)]
+        self.views = [
+            ddl.layers.RandomShift(1, 1),
+            keras.layers.RandomErasing(1.0, scale=(0.1, 0.15), fill_value=0.0),
+        ]
         self.exported_models = {"encoder": encoder}
 
     def view(self, images: tf.Tensor, training: bool) -> tf.Tensor:

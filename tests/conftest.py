@@ -165,8 +165,18 @@ def gpu_path():
         yield
 
 
+class EachDrawByRow(dict):
+    """A placing of all draws with one row for each example."""
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+    def __missing__(self, key: object) -> int:
+        return 1
+
+
 def microbatch(first_row=0, rows=8, batch=3, seed=5, training=True, mask=None) -> Microbatch:
-    """Builds a microbatch, for calling layers without a trainer."""
+    """Builds a microbatch, for calling layers without a trainer; each example draws its own."""
     return Microbatch(
         seed=seed,
         training=training,
@@ -174,6 +184,7 @@ def microbatch(first_row=0, rows=8, batch=3, seed=5, training=True, mask=None) -
         first_row=first_row,
         rows=rows,
         mask=None if mask is None else tf.constant(mask),
+        placing=EachDrawByRow(),
     )
 
 

@@ -14,7 +14,7 @@ PACKAGE = Path(ddl.__file__).parent
 BENCHMARKS = Path(benchmarks.__file__).parent
 
 GROUND = {
-    *("choices", "errors", "figures", "files", "microbatch", "output"),
+    *("choices", "draws", "errors", "figures", "files", "microbatch", "output"),
     *("precision", "random", "seeds", "signals", "user_code"),
 }
 _LEARNING = {"data", "layers", "metrics", "models", "tasks", "optimizers"}
@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # The base modules, of which the later may import the earlier.
 GROUND_IN_ORDER = [
     *("errors", "user_code", "choices", "files", "output", "signals", "figures", "precision"),
-    *("seeds", "microbatch", "random"),
+    *("seeds", "microbatch", "draws", "random"),
 ]
 DOORS = {"__main__", "main", "launch", "check"}
 

@@ -70,7 +70,6 @@ class Checkpoints:
             **self._model,
             **parts_for_training(trainer, callbacks),
             state=self._state._asdict(),
-            random_generators=trainer.generator_states,
         )
         self._of_callbacks = OfCallbacks(callbacks, self._checkpoint)
         self._snapshots: Snapshots | None = None

@@ -7,7 +7,7 @@ variables by the attributes, indices and keys that lead to them, such as `blocks
 
 import enum
 import functools
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import keras
@@ -36,12 +36,13 @@ BESIDE_ATTRIBUTES = (f"{IN_CONTAINERS}/", f"{IN_TASK}/")
 """Path prefixes of the variables that `tf.train.Checkpoint` misses."""
 
 
-def model_parts(task: Task, generators: Sequence[tf.Variable]) -> dict[str, Any]:
+def model_parts(task: Task) -> dict[str, Any]:
     """Collects the variables that evaluation and export need.
+
+    States of the layers' random generators are left out: a trainer never changes them.
 
     Args:
       task: The task; it holds the model and may hold further layers and variables.
-      generators: States of random generators, which a checkpoint stores in a part of their own.
 
     Returns:
       Keyword arguments for `tf.train.Checkpoint`.
@@ -51,14 +52,14 @@ def model_parts(task: Task, generators: Sequence[tf.Variable]) -> dict[str, Any]
     """
     models = models_of(task)
     parts: dict[str, Any] = dict(models) if set(models) == {"model"} else {"models": models}
-    seen = {id(v) for v in generators} | {
-        id(v) for v in saved_variables(tf.train.Checkpoint(**parts))
-    }
+    layers = layers_of(task)
+    seen = {id(generator.state.value) for layer in layers for generator in layer._seed_generators}
+    seen |= {id(v) for v in saved_variables(tf.train.Checkpoint(**parts))}
     places: list[tuple[str, tuple[str, ...], object, list[keras.Variable]]] = [
         (IN_CONTAINERS, () if set(models) == {"model"} else (name,), model, model.variables)
         for name, model in models.items()
     ]
-    of_layers = [v for layer in layers_of(task) for v in layer.variables]
+    of_layers = [v for layer in layers for v in layer.variables]
     for part, first, holder, variables in [*places, (IN_TASK, (), task, of_layers)]:
         found = {(*first, *path): v for path, v in _named(holder).items()}
         named = {path: v for path, v in found.items() if id(_bare(v)) not in seen}

@@ -1,33 +1,27 @@
 """Export of a trained model."""
 
 import fcntl
-import json
 import os
 import re
 import shutil
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import keras
 import tensorflow as tf
 
-from ddl import layers
 from ddl.checkpoints.durable_files import recover_folder, replace_folder
 from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.files import open_itself
-from ddl.layers.by_position import ByPosition
 
 
 def export_model(model: keras.Model, directory: str | os.PathLike[str]) -> list[Path]:
     """Writes `model` as a .keras file and as a SavedModel with a serving signature.
 
     Args:
-      model: A built model. ddl's layers that Keras has, too, such as dropout and attention,
-        are written as their Keras classes, so that loading the .keras file does not need ddl.
-        Layers of ddl alone, as in `ddl.models.gpt`, need an `import ddl.layers`.
+      model: A built model. Layers of ddl, as in `ddl.models.gpt`, need an `import ddl.layers` where
+        the .keras file is loaded.
       directory: Folder for `model.keras` and `saved_model/`. An earlier export stays until the new
         one is complete and on disk. If the process is killed, one of the two remains whole. If
         the file system cannot exchange two names, a kill between two renames leaves the earlier
@@ -55,7 +49,6 @@ def export_model(model: keras.Model, directory: str | os.PathLike[str]) -> list[
             try:
                 partial.mkdir()
                 _save(model, partial / "model.keras")
-                _name_classes_of_keras(partial / "model.keras")
                 model.export(str(partial / "saved_model"), verbose=False)
                 replace_folder(partial, place)
             finally:  # an incomplete export, or the replaced one
@@ -100,34 +93,3 @@ def _save(model: keras.Model, path: Path) -> None:
             "method get_config that returns its arguments, such as {'width': self.width}, then "
             "export again. The checkpoints stay usable."
         ) from error
-
-
-def _name_classes_of_keras(path: Path) -> None:
-    """Replaces ddl's classes in a .keras file by the Keras classes that they stand for.
-
-    Each pair of classes has the same config and the same variables.
-    """
-    rewritten = path.with_suffix(".rewritten")
-    with zipfile.ZipFile(path) as source, zipfile.ZipFile(rewritten, "w") as target:
-        for item in source.infolist():
-            content = source.read(item)
-            if item.filename == "config.json":
-                content = json.dumps(_renamed(json.loads(content))).encode()
-            target.writestr(item, content)
-    rewritten.replace(path)
-
-
-def _renamed(config: Any) -> Any:
-    if isinstance(config, list):
-        return [_renamed(item) for item in config]
-    if not isinstance(config, dict):
-        return config
-    config = {key: _renamed(value) for key, value in config.items()}
-    module, _, name = str(config.get("registered_name", "")).partition(">")
-    if module != "ddl":
-        return config
-    layer = getattr(layers, name, None)
-    of_keras = getattr(keras.layers, name, ())
-    if isinstance(layer, type) and issubclass(layer, (ByPosition, of_keras)):
-        config |= {"module": "keras.layers", "registered_name": None}
-    return config

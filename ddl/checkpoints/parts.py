@@ -13,7 +13,7 @@ from ddl.optimizers.plateau import plateaus_of
 from ddl.training.trainer import Trainer
 
 TRAINING_ALONE = (
-    *("optimizer", "state", "random_generators", "plateau", "averages"),
+    *("optimizer", "state", "plateau", "averages"),
     *("replay", "callbacks"),
 )
 """Parts of a checkpoint that an evaluation may leave unread."""
@@ -25,7 +25,7 @@ def parts_for_evaluation(trainer: Trainer) -> dict[str, Any]:
     Raises:
       ConfigError: If a variable of the task has no name that is the same in every process.
     """
-    parts = model_parts(trainer.task, trainer.generator_states)
+    parts = model_parts(trainer.task)
     if trainer.averages is not None:
         parts["averages"] = trainer.averages.variables
     return parts

@@ -9,9 +9,6 @@ replica's rows is the sum of the gradients that all replicas computed for them.
 Each of the two is the other's gradient, so that a loss may differentiate a gradient. Several
 workers, and GPUs, exchange by collectives, which send each row once. The replicas of one process
 without collectives read each other's tensors.
-
-Small tensors share one exchange, which costs a message however little it sends. Labels and other
-integers travel as the bits of floats. A large tensor goes alone: packing would copy it twice.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,9 +20,6 @@ from tensorflow.python.ops import collective_ops
 
 _SENT = (tf.float16, tf.float32, tf.float64, tf.int64)
 """Dtypes that TensorFlow's all-gather takes on every device."""
-
-_MOST_PACKED = 256 * 1024
-"""Bytes of the largest tensor that is copied to share an exchange with others."""
 
 
 def gather_over_replicas(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -41,12 +35,7 @@ def gather_over_replicas(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """
     if _is_alone():
         return list(values)
-    results: list[Any] = [None] * len(values)
-    for places in _exchanges(values):
-        group = [values[place] for place in places]
-        for place, rows in zip(places, _gathered_together(group), strict=True):
-            results[place] = rows
-    return results
+    return [_gathered(x) if x.dtype.is_floating else _all_rows(x) for x in values]
 
 
 def scatter_over_replicas(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -58,99 +47,12 @@ def scatter_over_replicas(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     Returns:
       Tensors [rows, …] of the same dtypes.
     """
-    if _is_alone():
-        return list(values)
-    results: list[Any] = [None] * len(values)
-    for places in _exchanges(values):
-        group = [values[place] for place in places]
-        rows = group[0].shape[0] // tf.distribute.get_strategy().num_replicas_in_sync
-        sums = _apart(_scattered(_side_by_side(group)), group, rows)
-        for place, own in zip(places, sums, strict=True):
-            results[place] = own
-    return results
+    return list(values) if _is_alone() else [_scattered(value) for value in values]
 
 
 def _is_alone() -> bool:
     context = tf.distribute.get_replica_context()
     return context is None or context.num_replicas_in_sync == 1
-
-
-def _exchanges(values: Sequence[tf.Tensor]) -> list[list[int]]:
-    """Returns the places of the values that share an exchange, in the order of the exchanges.
-
-    Exchanges of several values come last, since they wait for all of them.
-    """
-    alone = [[place] for place, value in enumerate(values) if not _is_small(value)]
-    groups: dict[tf.DType, list[int]] = {}
-    for place, value in enumerate(values):
-        if _is_small(value):
-            groups.setdefault(value.dtype, []).append(place)
-    first = next((dtype for dtype in groups if dtype.is_floating), next(iter(groups), None))
-    for dtype in list(groups):
-        if first is not None and dtype != first and not dtype.is_floating:
-            groups[first] += groups.pop(dtype)
-    return [*alone, *groups.values()]
-
-
-def _gathered_together(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Gathers tensors by one exchange: floats of one dtype, then tensors of any other dtypes."""
-    floats = [value for value in values if value.dtype.is_floating]
-    others = values[len(floats) :]
-    rows = values[0].shape[0] * tf.distribute.get_strategy().num_replicas_in_sync
-    if not others:
-        return _apart(_gathered(_side_by_side(floats)), floats, rows)
-    if len(values) == 1:
-        return [_all_rows(values[0])]
-    bits = [_as_bits(value, floats[0].dtype if floats else tf.float32) for value in others]
-    packed = _side_by_side(bits)
-    if floats:
-        of_floats, of_bits = _gathered_beside(_side_by_side(floats), packed)
-    else:
-        of_floats, of_bits = None, _all_rows(packed)
-    parts = zip(_apart(of_bits, bits, rows), others, strict=True)
-    gathered = [_from_bits(part, value) for part, value in parts]
-    return [*_apart(of_floats, floats, rows), *gathered] if floats else gathered
-
-
-def _side_by_side(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Packs tensors of one dtype with as many rows each into a matrix; a single one stays."""
-    if len(values) == 1:
-        return values[0]
-    return tf.concat([tf.reshape(value, [value.shape[0], -1]) for value in values], axis=1)
-
-
-def _apart(matrix: tf.Tensor, values: Sequence[tf.Tensor], rows: int) -> list[tf.Tensor]:
-    """Undoes `_side_by_side` for `rows` rows."""
-    if len(values) == 1:
-        return [matrix]
-    results, end = [], 0
-    for value in values:  # not tf.split, which has no kernel for int64 on GPUs
-        first, end = end, end + value.shape[1:].num_elements()
-        results.append(tf.reshape(matrix[:, first:end], [rows, *value.shape[1:]]))
-    return results
-
-
-def _is_small(values: tf.Tensor) -> bool:
-    return values.shape.num_elements() * values.dtype.size <= _MOST_PACKED
-
-
-def _as_bits(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Returns integers or bools [rows, …] as floats [rows, n], which are only copied."""
-    flat = tf.reshape(values, [values.shape[0], -1])
-    if values.dtype.size == 1:
-        return tf.cast(flat, dtype)  # bool, int8, uint8: any float dtype holds them
-    bits = tf.bitcast(tf.cast(flat, tf.int64), dtype)  # [rows, n, 8 / size], or [rows, n]
-    return tf.reshape(bits, [values.shape[0], -1])
-
-
-def _from_bits(rows: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """Undoes `_as_bits` for the rows of all replicas of `values`."""
-    shape = [rows.shape[0], *values.shape[1:]]
-    if values.dtype.size == 1:
-        return tf.reshape(tf.cast(rows, values.dtype), shape)
-    of_one = tf.int64.size // rows.dtype.size
-    bits = tf.reshape(rows, [*shape, of_one] if of_one > 1 else shape)
-    return tf.cast(tf.bitcast(bits, tf.int64), values.dtype)
 
 
 # tf.custom_gradient searches the operations between results and arguments for variables. The
@@ -163,19 +65,6 @@ def _gathered(values: tf.Tensor) -> tuple[tf.Tensor, Any]:
         return _scattered(tf.convert_to_tensor(upstream))
 
     return tf.stop_gradient(_all_rows(tf.stop_gradient(values))), gradient
-
-
-@tf.custom_gradient
-def _gathered_beside(values: tf.Tensor, bits: tf.Tensor) -> tuple[Any, Any]:
-    """Gathers floats, and bits [rows, n], by one exchange; gradients of the floats alone."""
-
-    def gradient(upstream: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return _scattered(tf.convert_to_tensor(upstream)), tf.zeros_like(bits)
-
-    pair = [values, bits]
-    matrix = tf.stop_gradient(_all_rows(tf.stop_gradient(_side_by_side(pair))))
-    rows, of_bits = _apart(matrix, pair, matrix.shape[0])
-    return (rows, of_bits), gradient
 
 
 @tf.custom_gradient

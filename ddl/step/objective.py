@@ -8,18 +8,18 @@ all-reduce, `UpdateStep` divides once by the global Σ weight / B.
 import copy
 import math
 from collections.abc import Collection, Sequence
-from contextlib import suppress
+from typing import Any
 
 import keras
 import tensorflow as tf
 from absl import logging
 
-from ddl import microbatch
+from ddl import draws, microbatch
 from ddl.errors import ConfigError
 from ddl.layers.broadcasting import broadcasts, with_rank
 from ddl.layers.lookups import look_up_rows
 from ddl.layers.normalization import has_global_moments, take_over_moments
-from ddl.random import seed_by_replica
+from ddl.step.effects.stateful import check_stateless
 from ddl.step.effects.written import check_loss_writes, moved_in
 from ddl.step.metric_sums import MetricSums
 from ddl.step.metric_sums.of_output import (
@@ -34,13 +34,12 @@ from ddl.step.observing import observe
 from ddl.step.onednn import needs_own_graph
 from ddl.step.probe import Probe
 from ddl.step.rows.tables import tables_in
-from ddl.tasks.parts import layers_of, seed_generators_of
+from ddl.tasks.parts import layers_of
 from ddl.tasks.task import LossFunction, PerExample, Task, has_step
 from ddl.tasks.weight_names import check_read, names_resembling_weight
 
 # More than one row, so that a mean over the batch or a squeeze shows in the shapes.
-_PROBE_ROWS = 2
-_OTHER_PROBE_ROWS = 3
+_PROBE_ROWS, _OTHER_PROBE_ROWS = draws.PROBED
 
 
 class Objective:
@@ -82,15 +81,17 @@ class Objective:
         self.needs_own_graph = needs_own_graph(probe.graph, strategy)
         """Whether the gradient must be computed in a graph of its own (`ddl.step.onednn`)."""
         self._unread = probe.unread
-        probe.check_python_draws(self._where)
-        check_loss_writes(self._where, probe.graph, task, optimizers)
-        if has_further_dimension(evaluated, _PROBE_ROWS):
-            other = self._of_other_rows(probe)
-            if other is not None:
-                check_dimensions(evaluated, other, self._where)
+        self._check_effects(probe, optimizers)
+        drawn = probe.draws
+        other = None
+        if drawn or has_further_dimension(evaluated, _PROBE_ROWS):
+            other = self._of_other_rows(probe, training=False)
+        if other is not None and has_further_dimension(evaluated, _PROBE_ROWS):
+            check_dimensions(evaluated, other, self._where)
+        self.placing = {False: self._placing(probe, drawn, other)}
+        """The draws that follow the rows (`ddl.draws.placing`), by whether they are training's."""
         tried = self._tried_in_training(probe)
-        probe.check_python_draws(self._where)
-        check_loss_writes(self._where, probe.graph, task, optimizers)
+        self._check_effects(probe, optimizers)
         output = tried or evaluated
         self.tables = tables_in(probe.graph, _PROBE_ROWS)
         """The variables of which the loss looks up single rows (`ddl.step.rows.tables`)."""
@@ -109,6 +110,9 @@ class Objective:
         self.entries = math.prod(output.loss.shape[1:])
         """Number of losses of an example."""
         self._own_step = has_step(task)
+        drawn = probe.draws
+        other = self._of_other_rows(probe, training=True) if tried and drawn else None
+        self.placing[True] = self._placing(probe, drawn, other) if tried else None
 
     @property
     def loss(self) -> LossFunction:
@@ -166,6 +170,8 @@ class Objective:
         example_weight = features.pop("weight")
         # Copies that only the task reads.
         watched = {name: tf.identity(features[name]) for name in self._watched(features, training)}
+        if (current := microbatch.current()) is not None:
+            current.placing = self.placing[training]
         output = self.loss({**features, **watched}, training)
         if watched and not tf.executing_eagerly():
             check_read(watched, type(self._task).__name__, output)
@@ -233,10 +239,24 @@ class Objective:
             )
         return own
 
-    def _of_other_rows(self, probe: Probe) -> PerExample | None:
+    def _check_effects(
+        self, probe: Probe, optimizers: Collection[keras.optimizers.Optimizer]
+    ) -> None:
+        """Raises ConfigError if the last trace drew or wrote what no checkpoint holds."""
+        probe.check_python_draws(self._where)
+        check_loss_writes(self._where, probe.graph, self._task, optimizers)
+        check_stateless(self._where, probe.graph)
+
+    def _placing(self, probe: Probe, drawn: Any, other: PerExample | None) -> Any:
+        """Returns the placing of the draws of two probes; None if there are not two."""
+        if drawn and other is None:
+            return None
+        return draws.placing(drawn, probe.draws if drawn else drawn, *draws.PROBED)
+
+    def _of_other_rows(self, probe: Probe, training: bool) -> PerExample | None:
         """Returns the task's output for another number of rows; None if it takes none such."""
         try:
-            return probe.output(training=False, rows=_OTHER_PROBE_ROWS)
+            return probe.output(training, rows=_OTHER_PROBE_ROWS)
         except ConfigError:
             raise
         except Exception:  # such as of a task for pairs of rows
@@ -251,29 +271,25 @@ class Objective:
         layers = layers_of(self._task)
         take_over_moments(layers)
         look_up_rows(layers)
-        seed_by_replica(layers, seed_generators_of(self._task))
-        with suppress(Exception):
+        try:
             return probe.output(training=True, rows=_PROBE_ROWS)
-        return None
+        except ConfigError:
+            raise
+        except Exception:
+            return None
 
     def _layers_in_training(self, probe: Probe | None) -> list[keras.layers.Layer]:
-        """Returns the layers but for those that the probe saw neither draw nor take moments.
+        """Returns the layers but for normalizations that the probe saw take no moments.
 
-        Such is a frozen teacher that the task calls with training=False. All layers are returned
-        if the task could not be traced for training, so that there is no probe.
+        Such are those of a frozen teacher that the task calls with training=False. All layers are
+        returned if the task could not be traced for training, so that there is no probe.
         """
         layers, current = layers_of(self._task), None if probe is None else probe.microbatch
         if current is None or current.held_moments is None:
             return layers
         normalizing = {id(layer) for layer in current.held_moments.layers}
-
-        def is_idle(layer: keras.layers.Layer) -> bool:
-            if isinstance(layer, keras.layers.BatchNormalization):
-                return id(layer) not in normalizing
-            generators = layer._seed_generators
-            return bool(generators) and not any(map(current.has_drawn, [layer, *generators]))
-
-        return [layer for layer in layers if not is_idle(layer)]
+        kinds = keras.layers.BatchNormalization
+        return [x for x in layers if not isinstance(x, kinds) or id(x) in normalizing]
 
     def _check_names(self, output: PerExample, metrics: MetricSums) -> None:
         if {"loss", *output.metrics} != set(metrics.metrics):

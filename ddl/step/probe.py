@@ -33,7 +33,7 @@ class Probe:
 
     Attributes:
       graph: Graph of the last trace.
-      microbatch: Microbatch of the last trace, which knows what drew random numbers.
+      microbatch: Microbatch of the last trace, which holds the draws.
       gathers: Whether the last trace that succeeded called `ddl.gather`.
       unread: Features of the last evaluation trace that are named like weights and that the task
         did not read.
@@ -67,6 +67,11 @@ class Probe:
         self.unread: Sequence[str] = ()
         self._drawn: tuple[bool, int, _Way] | None = None
 
+    @property
+    def draws(self) -> Mapping[Any, microbatch.Drawn]:
+        """The draws of the last trace, by place and number."""
+        return (self.microbatch and self.microbatch.drawn) or {}
+
     def check_python_draws(self, where: str) -> None:
         """Raises ConfigError if the last trace drew by the generators of Python or NumPy.
 
@@ -78,8 +83,7 @@ class Probe:
         drawn = self._drawn
 
         def again() -> tf.Graph:
-            # With a seed, as else `keras.random` draws seeds from Python.
-            self._trace(*drawn, seed=0)
+            self._trace(*drawn)
             return self.graph
 
         check_python_draws(where, self._task, again)
@@ -166,7 +170,11 @@ class Probe:
                 self._loss(dict(examples), training=training)
 
         ways = (run, lambda: self._strategy.run(run))  # cross-replica, then in replica context
-        with self._strategy.scope(), microbatch.without_traces_of_the_user():
+        with (
+            self._strategy.scope(),
+            microbatch.without_traces_of_the_user(),
+            tf.variable_creator_scope(_make),
+        ):
             for way in ways:
                 layers = layers_of(self._task)
                 if all(layer.built for layer in layers):
@@ -180,7 +188,7 @@ class Probe:
                     way()  # the traces that follow raise the errors of the task
                     return
 
-    def _trace(self, training: bool, rows: int, way: _Way, seed: int | None = None) -> PerExample:
+    def _trace(self, training: bool, rows: int, way: _Way) -> PerExample:
         batch = {
             name: tf.TensorSpec([rows, *spec.shape], spec.dtype, name)
             for name, spec in self._element_spec.items()
@@ -192,7 +200,7 @@ class Probe:
                 return
             features = dict(features)
             weight = features.pop("weight")
-            self.microbatch = _first_microbatch(training, rows, seed)
+            self.microbatch = _first_microbatch(training, rows)
             creator = _refuse if way != "cross-replica" else _make
             with (
                 tf.variable_creator_scope(creator),
@@ -253,14 +261,15 @@ def _cannot_make(error: Exception) -> bool:
 
 
 def _make(create: Callable[..., Any], **arguments: Any) -> Any:
-    return create(**arguments)
+    with microbatch.none():  # initial weights do not depend on rows
+        return create(**arguments)
 
 
-def _first_microbatch(training: bool, rows: int, seed: int | None = None) -> microbatch.Microbatch:
+def _first_microbatch(training: bool, rows: int) -> microbatch.Microbatch:
     """Returns the microbatch of the first rows of the first batch. In a graph."""
     zero = tf.zeros([], tf.int64)
     return microbatch.Microbatch(
-        seed=seed,
+        seed=0,
         training=training,
         counter=batch_counter(zero),
         first_row=0,
@@ -268,4 +277,5 @@ def _first_microbatch(training: bool, rows: int, seed: int | None = None) -> mic
         position=None if training else zero,
         held_moments=microbatch.HeldMoments() if training else None,
         gathering=own_rows,
+        drawn={},
     )

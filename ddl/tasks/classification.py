@@ -64,7 +64,7 @@ class Classification:
             [batch, classes] each.
           by_class: Whether to report also the means of loss and accuracy over the examples of each
             class, as "loss_by_class/3" and "accuracy_by_class/3".
-          augmentations: Callables such as layers of `ddl.layers`, applied to the inputs in order,
+          augmentations: Callables such as Keras's layers, applied to the inputs in order,
             in training only. They are not exported.
           mixing: `ddl.layers.Mixup` or `ddl.layers.CutMix`, applied after the augmentations, in
             training only. Loss and accuracies of training are then means of those for both
@@ -96,9 +96,7 @@ class Classification:
             )
         if top_k is not None and top_k < 1:
             raise ConfigError(f"Classification.top_k must be at least 1, or None, got {top_k}.")
-        if isinstance(mixing, keras.layers.Layer) and not getattr(
-            mixing, "draws_by_position", False
-        ):
+        if isinstance(mixing, keras.layers.MixUp | keras.layers.CutMix):
             raise ConfigError(
                 "Classification.mixing must be ddl.layers.Mixup or ddl.layers.CutMix, got Keras's "
                 f"{type(mixing).__name__}, which mixes the rows of one replica."

@@ -107,12 +107,6 @@ def own_variables_of(task: Any, layers: Iterable[keras.layers.Layer]) -> list[tf
     return list({id(v): v for v in every if id(v) not in of_layers}.values())
 
 
-def seed_generators_of(task: Any) -> list[keras.random.SeedGenerator]:
-    """Returns Keras's seed generators that a task keeps outside of its layers, each once."""
-    found = [x for x in own_items_of(task) if isinstance(x, keras.random.SeedGenerator)]
-    return list({id(generator): generator for generator in found}.values())
-
-
 def own_items_of(task: Any) -> list[Any]:
     """Returns what a task's attributes lead to, but for layers and optimizers.
 

@@ -18,7 +18,6 @@ from ddl.layers.normalization import take_over_moments
 from ddl.optimizers.fused import updates_rows
 from ddl.optimizers.groups import Optimizers, by_name, groups_by_name
 from ddl.precision import LossScale
-from ddl.random import seed_by_replica
 from ddl.seeds import hashed
 from ddl.step import gradients as gradient_path
 from ddl.step.all_reduce import AllReduce
@@ -31,18 +30,18 @@ from ddl.step.sharding import sharding_of, variables_of
 from ddl.step.update import UpdateStep
 from ddl.step.verbs.plan import StepPlan
 from ddl.step.weight_average import WeightAverages
-from ddl.tasks.parts import layers_of, seed_generators_of
+from ddl.tasks.parts import layers_of
 from ddl.tasks.task import LossFunction, Task, has_step
 from ddl.training.asynchronous.loop import CoordinatedEvaluation
 from ddl.training.checks.arguments import Options
 from ddl.training.checks.batch_size import sizes_by_source
 from ddl.training.checks.fixed_settings import TrainedVariables
 from ddl.training.checks.model import (
+    check_computes_by_row,
     check_created_in_scope,
     computes_in_float16,
     frozen_variables,
     warn_of_batch_moments,
-    warn_of_replica_dependence,
     warn_of_tf32,
 )
 from ddl.training.checks.row_independence import RowIndependence
@@ -67,7 +66,6 @@ class Assembly:
       eval_metric_names: Names of the figures of an evaluation; empty if the task has none.
       training_layers: Layers of the task, without those that only compute as in an evaluation.
       rows: Check that rows are independent of each other.
-      generator_states: States of the Keras seed generators in the task's layers: int64 [2] each.
       update: The update, with the averages and the statistics.
       evaluation_weights: The weights for evaluation.
       given: Evaluations and predictions on data that a call gives.
@@ -83,7 +81,6 @@ class Assembly:
     eval_metric_names: Sequence[str]
     training_layers: Sequence[keras.layers.Layer]
     rows: RowIndependence
-    generator_states: list[tf.Variable]
     update: UpdateStep
     evaluation_weights: EvaluationWeights
     given: OtherData
@@ -127,6 +124,7 @@ def assemble(
     Raises:
       ConfigError: See `ddl.Trainer`, as for DataError.
     """
+    check_computes_by_row(layers_of(task))
     train = _training_pipelines(task, train_data, options)
     first = next(iter(train.values()))
     eval_pipeline = None
@@ -172,7 +170,6 @@ def assemble(
     layers = layers_of(task)
     in_training = {id(x) for one in plan.objectives for x in one.training_layers}
     training_layers = [layer for layer in layers if id(layer) in in_training]
-    warn_of_replica_dependence(training_layers, strategy, options.accumulation_steps, task)
     warn_of_batch_moments(
         training_layers, strategy, options.accumulation_steps, options.batch_moments
     )
@@ -182,11 +179,12 @@ def assemble(
         layers,
         strategy,
         lambda training, source: [
-            one.loss for one in (plan.objectives_of(source) if training else [evaluated]) if one
+            (one.loss, one.placing[training])
+            for one in (plan.objectives_of(source) if training else [evaluated])
+            if one
         ],
     )
     take_over_moments(layers)
-    generator_states = seed_by_replica(layers, seed_generators_of(task))
     update = _update(task, optimizers, plan, train, strategy, options, layers)
 
     def objective_on_given_data(pipeline: BatchPipeline) -> Objective:
@@ -227,7 +225,6 @@ def assemble(
         corpus.names_in(eval_pipeline, evaluated.evaluation_metrics.names if evaluated else ()),
         training_layers,
         rows,
-        generator_states,
         update,
         EvaluationWeights(update.averages),
         given,

@@ -163,8 +163,6 @@ class Trainer(Evaluating):
         """Bytes on each replica that an update keeps, to undo itself if a gradient overflows."""
         self.sharding = parts.update.sharding
         """The shares of the optimizers' slots; None if each replica holds whole slots."""
-        self.generator_states = parts.generator_states
-        """States of the Keras seed generators in the task's layers: int64 [2] each."""
         self.averages = parts.update.averages
         """Averages of the weights and of the moving statistics; None without `weight_average`."""
         self.history = History()

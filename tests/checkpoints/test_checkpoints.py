@@ -368,7 +368,7 @@ def everything(seed):
             keras.layers.Flatten(),
             keras.layers.BatchNormalization(),
             keras.layers.Dropout(0.3),
-            ddl.layers.Dropout(0.3),
+            keras.layers.Dropout(0.3),
             keras.layers.Dense(2),
         ]
         return ddl.Trainer(
@@ -440,7 +440,6 @@ LOST = {
     # Without the count of updates, which the trainer compares with its own.
     "slots": lambda trainer: [v.value for v in trainer.optimizer.variables[1:]],
     "averages": lambda trainer: trainer.averages.variables,
-    "Keras's generators": lambda trainer: trainer.generator_states,
     "moving moments": lambda trainer: [
         v.value for v in trainer.model.non_trainable_variables if "moving" in v.path
     ],

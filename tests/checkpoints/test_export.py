@@ -21,8 +21,8 @@ from ddl.errors import ConfigError, ModelDirectoryError
 
 def test_layers_that_keras_has_too_need_keras_alone(tmp_path):
     tokens = keras.Input((4, 6))
-    x = ddl.layers.MultiHeadAttention(2, 3, dropout=0.4)(tokens, tokens)
-    x = keras.layers.Bidirectional(ddl.layers.LSTM(3, dropout=0.4))(ddl.layers.Dropout(0.5)(x))
+    x = keras.layers.MultiHeadAttention(2, 3, dropout=0.4)(tokens, tokens)
+    x = keras.layers.Bidirectional(keras.layers.LSTM(3, dropout=0.4))(keras.layers.Dropout(0.5)(x))
     model = keras.Model(tokens, x)
     path, _ = export_model(model, tmp_path / "export")
     with zipfile.ZipFile(path) as file:

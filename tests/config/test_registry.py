@@ -14,7 +14,7 @@ from ddl.config import registry
         ("keras.losses.Huber", keras.losses.Huber),
         ("CosineDecay", keras.optimizers.schedules.CosineDecay),
         ("keras.layers.Dense", keras.layers.Dense),
-        ("ddl.layers.Dropout", ddl.layers.Dropout),
+        ("ddl.layers.CutMix", ddl.layers.CutMix),
         ("ddl.Trainer", ddl.Trainer),
         ("mlp", ddl.models.mlp),
     ],

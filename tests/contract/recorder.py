@@ -22,8 +22,8 @@ class Noise(keras.layers.Layer):
         drawn = [
             ddl.random.normal(self, [rows, 1]),
             1 + ddl.random.uniform(self, [rows, 1]),
-            tf.cast(ddl.random.bernoulli(self, [rows, 1], 0.25), tf.float32),
-            tf.repeat(ddl.random.normal(self, [1, 1], shared=True), rows, axis=0),
+            tf.cast(ddl.random.uniform(self, [rows, 1]) < 0.25, tf.float32),
+            tf.repeat(ddl.random.normal(self, [1, 1]), rows, axis=0),
             ddl.random.normal(self, [rows, 1]),
         ]
         return tf.cast(tf.concat(drawn, axis=1), tf.float64)

@@ -135,12 +135,12 @@ def draws(place: Place, strategy: Strategy, amount: Amount) -> Iterator[Finding]
                 counter=batch_counter(tf.constant(3, tf.int64)),
                 first_row=0,
                 rows=64,
-                mask=None,
+                placing={(0, call): 1 for call in range(3)},
             )
             with current.forward():
                 return {
                     "uniform numbers": ddl.random.uniform(owner, shape),
-                    "bits": tf.cast(ddl.random.bernoulli(owner, shape, 0.3), tf.float32),
+                    "bits": tf.cast(ddl.random.uniform(owner, shape) < 0.3, tf.float32),
                     "normal numbers": ddl.random.normal(owner, shape),
                 }
 
@@ -250,7 +250,7 @@ def precisions(place: Place, strategy: Strategy, amount: Amount) -> Iterator[Fin
     updates = 60 if amount is WHOLE else 2
     losses = {}
     for precision in ("float32", "mixed_float16", "mixed_bfloat16"):
-        case = parity_cases.CASES["ddl.layers.Dropout"]
+        case = parity_cases.CASES["keras.layers.Dropout"]
         trainer = parity_cases.make_trainer(case, strategy, precision)
         trainer.train(updates)
         losses[precision] = trainer.train(5)["loss"]
@@ -314,7 +314,7 @@ def jit_compile(place: Place, strategy: Strategy, amount: Amount) -> Iterator[Fi
     """Compiled updates beside those that are not; nothing where the Trainer has no such choice."""
     if "jit_compile" not in inspect.signature(ddl.Trainer.__init__).parameters:
         return
-    for name in ("plain", "ddl.layers.Dropout, accumulation 4"):
+    for name in ("plain", "keras.layers.Dropout, accumulation 4"):
         case = parity_cases.CASES[name]
         found = [
             parity_cases.figures(

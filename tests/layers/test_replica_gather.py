@@ -90,55 +90,6 @@ def test_integers_keep_their_bits_beside_floats(make, dtype, gpu_path):
         np.testing.assert_array_equal(tf.cast(gradient[replica], "float64"), np.full((2, 3), 2.0))
 
 
-def test_labels_and_mask_are_sent_with_the_rows(gpu_path):
-    strategy = LikeGpus(2)
-
-    def collectives(rows):
-        def function():
-            values = tf.ones([rows, 64]), tf.range(rows, dtype=tf.int64), tf.ones([rows], tf.bool)
-            return tuple(gather_over_replicas(values))
-
-        graph = tf.function(lambda: strategy.run(function), autograph=False).get_concrete_function()
-        gathers = [o for o in graph.graph.get_operations() if o.type == "CollectiveGatherV2"]
-        return len(gathers) / 2
-
-    assert collectives(32) == 1
-    assert collectives(2048) == 2  # too many rows to copy; labels and mask go together
-
-
-@pytest.mark.parametrize("make", [lambda: make_strategy("mirrored", 2), lambda: LikeGpus(2)])
-def test_large_tensors_alone(make, gpu_path):
-    """[1024, 128] float32 are 512 KiB, which share no exchange."""
-
-    def function(number):
-        x = tf.fill([1024, 128], number + 1)
-        (rows,) = gather_over_replicas([tf.cast(x, tf.float32)])
-        return rows, *scatter_over_replicas([rows])
-
-    rows, sums = on_replicas(make(), function)
-    for replica in range(2):
-        np.testing.assert_array_equal(rows[replica][:, 0], [1.0] * 1024 + [2.0] * 1024)
-        np.testing.assert_array_equal(sums[replica], np.full((1024, 128), 2.0 * (replica + 1)))
-
-
-@pytest.mark.parametrize("make", [lambda: make_strategy("mirrored", 2), lambda: LikeGpus(2)])
-def test_large_tensors_beside_small_ones_of_each_dtype(make, gpu_path):
-    """The number of a place may equal that of a dtype: tf.float32 == 1."""
-    places = [tf.int64, tf.int64, tf.float32, tf.float64, tf.int32, tf.float32]
-
-    def function(number):
-        rows = [70_000 if place in (0, 1, 3) else 2 for place in range(len(places))]
-        pairs = zip(places, rows, strict=True)
-        values = [tf.fill([n], 10 * number + place) for place, (_, n) in enumerate(pairs)]
-        return gather_over_replicas([tf.cast(v, t) for v, t in zip(values, places, strict=True)])
-
-    for place, gathered in enumerate(on_replicas(make(), function)):
-        for found in gathered:
-            size = found.shape[0] // 2
-            assert found.dtype == places[place].as_numpy_dtype
-            np.testing.assert_array_equal(found, [place] * size + [10 + place] * size)
-
-
 def test_two_replicas_send_hardly_more_than_the_rows(gpu_path):
     """By the collectives, as several workers use them: the rows there, the gradients back."""
     strategy, rows, width = LikeGpus(2), 64, 32

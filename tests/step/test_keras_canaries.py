@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ddl.seeds import replacing_global_generator
 from tests.conftest import make_strategy
 
 keras_is_wrong = pytest.mark.xfail(strict=True, raises=AssertionError)
@@ -148,16 +147,6 @@ def test_batch_normalization_asks_its_moments_hook():
     np.testing.assert_array_equal(layer.moving_variance.numpy(), [3.0, 4.0])
 
 
-def test_layers_draw_from_the_generators_that_they_list():
-    layer = keras.layers.Dropout(0.5)
-    (generator,) = layer._seed_generators
-    asked = []
-    generator.next = lambda ordered=True: asked.append(ordered) or tf.constant([1, 2], tf.int64)
-    one, other = (layer(tf.ones([4, 50]), training=True).numpy() for _ in "ab")
-    assert asked == [True, True]
-    np.testing.assert_array_equal(one, other)
-
-
 def test_central_storage_still_refuses_batch_normalization():
     """Without the aggregation that ddl.step.moving_statistics gives its variables."""
     strategy = make_strategy("central_storage", 2)
@@ -177,10 +166,3 @@ def test_tensorflows_asynchronous_checkpoints_still_fail_at_the_second_save(tmp_
     with pytest.raises(ValueError, match="singleton tf.Variables"):
         checkpoint.write(str(tmp_path / "two"), options)
     checkpoint.sync()
-
-
-def test_functions_without_a_seed_ask_the_generator_of_the_thread():
-    with replacing_global_generator(lambda: tf.constant([1, 2], tf.int64)):
-        first, second = keras.random.uniform([3]), keras.random.uniform([3])
-    assert first.numpy().tolist() == second.numpy().tolist()
-    assert first.numpy().tolist() != keras.random.uniform([3]).numpy().tolist()

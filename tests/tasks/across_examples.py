@@ -26,7 +26,7 @@ class Task:
 
     def __init__(self, *, dropout: bool = True, normalized: bool = False) -> None:
         middle = [layers.BatchNormalization()] if normalized else []
-        middle += [ddl.layers.Dropout(0.3)] if dropout else []
+        middle += [keras.layers.Dropout(0.3)] if dropout else []
         hidden = layers.Dense(8, "tanh")
         self.model = keras.Sequential([keras.Input((6,)), hidden, *middle, layers.Dense(4)])
 

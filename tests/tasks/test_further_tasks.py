@@ -327,7 +327,7 @@ def test_data_that_do_not_fit(task, data, message):
         ),
         (
             lambda: ddl.Classification(
-                table_mlp(2, numbers=2), augmentations=[ddl.layers.RandomFlip()]
+                table_mlp(2, numbers=2), augmentations=[keras.layers.RandomFlip()]
             ),
             "need a model with one input, but 'table_mlp' takes numbers",
         ),

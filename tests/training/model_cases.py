@@ -42,7 +42,7 @@ DATA = {
 def recurrent():
     layers = [
         keras.layers.Embedding(11, 4),
-        ddl.layers.LSTM(5, dropout=0.3, return_sequences=True),
+        keras.layers.LSTM(5, dropout=0.3, return_sequences=True),
         keras.layers.Dense(11),
     ]
     return keras.Sequential([keras.Input((6,), dtype="int64"), *layers])

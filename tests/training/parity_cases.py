@@ -45,11 +45,11 @@ def cnn() -> ddl.Classification:
 
 def augmentations() -> list[Any]:
     return [
-        ddl.layers.RandomFlip("horizontal_and_vertical"),
+        keras.layers.RandomFlip("horizontal_and_vertical"),
         ddl.layers.RandomShift(2, 1),
-        ddl.layers.Cutout(3),
-        ddl.layers.RandomBrightness(0.1),
-        ddl.layers.RandomContrast(0.3),
+        keras.layers.RandomErasing(1.0, scale=(0.1, 0.15), fill_value=0.0),
+        keras.layers.RandomBrightness(0.1),
+        keras.layers.RandomContrast(0.3),
     ]
 
 
@@ -59,7 +59,7 @@ def augmented() -> ddl.Classification:
 
 
 def noisy() -> ddl.Classification:
-    layers = ddl.layers
+    layers = keras.layers
     return ddl.Classification(
         keras.Sequential(
             [
@@ -92,7 +92,7 @@ class Tagging:
     def __init__(self) -> None:
         words = keras.Input((5,), dtype="int64", name="words")
         x = keras.layers.Embedding(7, 4, name="table")(words)
-        x = ddl.layers.Dropout(0.2)(x)
+        x = keras.layers.Dropout(0.2)(x)
         self.model = keras.Model(words, keras.layers.Dense(3)(x))
 
     def per_example(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
@@ -114,7 +114,7 @@ def rich() -> ddl.Classification:
     )
     for variable in model.trainable_variables:
         variable.regularizer = keras.regularizers.L2(0.01)
-    augmentations = [ddl.layers.RandomFlip("horizontal"), ddl.layers.RandomShift(1, 1)]
+    augmentations = [keras.layers.RandomFlip("horizontal"), ddl.layers.RandomShift(1, 1)]
     return ddl.Classification(model, augmentations=augmentations)
 
 
@@ -169,8 +169,8 @@ CASES: dict[str, Case] = {
     "BatchNormalization, accumulation 2": Case(
         task=cnn, data=UNEVEN, arguments={"accumulation_steps": 2}
     ),
-    "ddl.layers.Dropout": Case(task=lambda: mlp(dropout=0.3), data=UNEVEN),
-    "ddl.layers.Dropout, accumulation 4": Case(
+    "keras.layers.Dropout": Case(task=lambda: mlp(dropout=0.3), data=UNEVEN),
+    "keras.layers.Dropout, accumulation 4": Case(
         task=lambda: mlp(dropout=0.3),
         data=UNEVEN,
         arguments={"accumulation_steps": 4},

@@ -15,14 +15,14 @@ class Start:
 
         Args:
           trainer: The trainer.
-          others: Variables to keep besides those of model, optimizer, averages and generators.
+          others: Variables to keep besides those of model, optimizer and averages.
         """
         self._trainer = trainer
         averages = trainer.averages.variables if trainer.averages else []
         own = [v.value for v in [*trainer.model.variables, *trainer.optimizer.variables]]
         self._copies: list[tf.Variable] = [
             copy
-            for variable in [*own, *averages, *trainer.generator_states, *others]
+            for variable in [*own, *averages, *others]
             for copy in trainer.strategy.experimental_local_results(variable)
         ]
         self._values = [copy.numpy() for copy in self._copies]

@@ -28,7 +28,7 @@ class NextWord:
         y = keras.layers.LayerNormalization()(x)
         x += keras.layers.MultiHeadAttention(2, 4)(y, y, use_causal_mask=True)
         y = keras.layers.Dense(16, "gelu")(keras.layers.LayerNormalization()(x))
-        x += ddl.layers.Dropout(0.2)(keras.layers.Dense(8)(y))
+        x += keras.layers.Dropout(0.2)(keras.layers.Dense(8)(y))
         self.model = keras.Model(words, keras.layers.Dense(11)(x))
 
     def per_example(self, features, training):

@@ -160,7 +160,7 @@ def test_second_derivatives_are_the_same():
                 keras.layers.Flatten(),
                 keras.layers.Rescaling(1 / 255),
                 *(keras.layers.Dense(5, "tanh", name=f"block{n}") for n in range(3)),
-                ddl.layers.Dropout(0.2, name="block_dropout"),
+                keras.layers.Dropout(0.2, name="block_dropout"),
                 keras.layers.Dense(3),
             ]
         )

@@ -1,26 +1,23 @@
 """Mixup and CutMix: layers that mix each image with another one of the batch, by position.
 
-The partner of a row is its neighbour in the shuffled batch (`ddl.layers.transforms.partners`). An
-example whose partner is padding or has weight 0 stays as it is.
+The rows 2k and 2k + 1 of a global batch are each other's partners. The data are shuffled in another
+order in each epoch, so a neighbour is as random as any other row; and no replica needs the rows of
+another. An example whose partner is padding or has weight 0 stays as it is.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 import ddl.random
+from ddl import microbatch
 from ddl.errors import ConfigError
 from ddl.layers.broadcasting import with_rank
-from ddl.layers.transforms.partners import partners
 
 register = keras.saving.register_keras_serializable("ddl")
-
-_TRIES = 16
-"""Tries of a rejection that accepts at least 95% of them: all 16 fail for one number in 10²⁰."""
-
-_SMALLEST = 2.0**-24
 
 
 class Mixed(NamedTuple):
@@ -49,10 +46,101 @@ class Mixed(NamedTuple):
         return share * own + (1 - share) * of_partner
 
 
+class Partners(NamedTuple):
+    """The partners of the rows of a microbatch.
+
+    Attributes:
+      values: The values of the partners, each tensor [rows, …].
+      mask: bool [rows], False for a row whose partner is padding or has weight 0, and for a last
+        row without a partner.
+    """
+
+    values: list[tf.Tensor]
+    mask: tf.Tensor
+
+
+def partners(values: Sequence[tf.Tensor], asking: str) -> Partners:
+    """Returns the values of the partner of each row. Replica context.
+
+    Args:
+      values: Tensors [rows, …], with one row for each row of the microbatch.
+      asking: Name of the layer, for the error.
+
+    Raises:
+      ConfigError: If the number of rows is not static, is not that of the microbatch, or is odd on
+        one of several replicas or microbatches.
+    """
+    current = microbatch.current()
+    rows = values[0].shape[0]
+    if rows is None or any(each.shape[0] != rows for each in values):
+        raise ConfigError(
+            f"{asking} takes tensors of one static number of rows, got the shapes "
+            f"{', '.join(str(each.shape) for each in values)}. Keep one row for each example, and "
+            "set a shape that is lost by tf.ensure_shape."
+        )
+    if current is None:
+        return _neighbours(values, None)
+    if current.rows != rows:
+        raise ConfigError(
+            f"{asking} must get one row for each of the {current.rows} examples, got {rows} rows. "
+            "Mix before the model splits examples into parts."
+        )
+    # Of a single microbatch on a single replica, the first row is known to be 0.
+    if rows % 2 and not (isinstance(current.first_row, int) and current.first_row == 0):
+        raise ConfigError(
+            f"{asking} mixes the rows 2k and 2k + 1 of a batch, so each replica must have an even "
+            f"number of rows in a microbatch, got {rows}. Set GLOBAL_BATCH_SIZE to a multiple of "
+            f"2 × replicas × ACCUMULATION_STEPS."
+        )
+    if current.pairing is not None:
+        return current.pairing(values, current.mask)
+    return _neighbours(values, current.mask)
+
+
+class HeldPartners:
+    """Finds partners in one pass, and gives the same to later passes, whatever they compute.
+
+    Attributes:
+      found: The partners that each call got, in the order of the calls.
+    """
+
+    def __init__(self, found: Sequence[Partners] | None = None):
+        """Takes what to give.
+
+        Args:
+          found: `found` of an earlier pass; None to record.
+        """
+        self.found: list[Partners] = list(found or [])
+        self._given = None if found is None else iter(found)
+
+    def __call__(self, values: Sequence[tf.Tensor], mask: tf.Tensor | None) -> Partners:
+        """Returns the given partners, or else finds and records them."""
+        if self._given is not None:
+            return next(self._given)
+        self.found.append(_neighbours(values, mask))
+        return self.found[-1]
+
+
+def _neighbours(values: Sequence[tf.Tensor], mask: tf.Tensor | None) -> Partners:
+    """Swaps the rows 2k and 2k + 1; an odd last row gets itself, and is masked."""
+    rows = values[0].shape[0]
+    order = tf.constant([min(row ^ 1, rows - 1) for row in range(rows)], tf.int64)
+    found = [_taken(each, order) for each in values]
+    has_partner = tf.constant([(row ^ 1) < rows for row in range(rows)])
+    if mask is not None:
+        has_partner &= tf.gather(mask, order)
+    return Partners(found, has_partner)
+
+
+def _taken(values: tf.Tensor, order: tf.Tensor) -> tf.Tensor:
+    if values.dtype.size > 1 or not values.dtype.is_integer:
+        return tf.gather(values, order)
+    # Bytes, which TensorFlow cannot gather on GPUs.
+    return tf.cast(tf.gather(tf.cast(values, tf.float32), order), values.dtype)
+
+
 class _Mixing(keras.layers.Layer):
     """Base of the layers that mix: holds the seed, draws the shares and finds the partners."""
-
-    draws_by_position = True
 
     def __init__(
         self, alpha: float, probability: float = 1.0, seed: int | None = None, **kwargs: Any
@@ -100,7 +188,10 @@ class _Mixing(keras.layers.Layer):
         mixes = found.mask
         if self.probability < 1:
             mixes &= ddl.random.uniform(self, [rows]) < self.probability
-        share = tf.where(mixes, beta(self, rows, self.alpha), tf.ones([]))
+        drawn = keras.random.beta(
+            (rows,), self.alpha, self.alpha, dtype="float32", seed=self.seed_generator
+        )
+        share = tf.where(mixes, drawn, tf.ones([]))
         mixed, share = self.mixed(images, other, share)
         return Mixed(mixed, labels, partner_labels, share)
 
@@ -175,46 +266,3 @@ class CutMix(_Mixing):
         down, across = inside
         replaced = down[:, :, tf.newaxis, tf.newaxis] & across[:, tf.newaxis, :, tf.newaxis]
         return tf.where(replaced, other, images), 1 - area
-
-
-def beta(owner: Any, rows: int, alpha: float) -> tf.Tensor:
-    """Draws numbers of the distribution Beta(alpha, alpha), float32 [rows], by position.
-
-    Two numbers of Gamma distributions x, y give x / (x + y). They are kept as logarithms, since for
-    a small alpha both would be 0 in float32.
-
-    Args:
-      owner: As in `ddl.random.uniform`.
-      rows: Rows of the microbatch.
-      alpha: Greater than 0.
-    """
-    if alpha == 1:
-        return ddl.random.uniform(owner, [rows])
-    first, second = tf.unstack(_log_gamma(owner, rows, alpha), axis=1)
-    return tf.cast(tf.sigmoid(first - second), tf.float32)
-
-
-def _log_gamma(owner: Any, rows: int, alpha: float) -> tf.Tensor:
-    """Draws logarithms of numbers of the distribution Gamma(alpha), float64 [rows, 2].
-
-    In float32, the last bit of a logarithm depends on the place of a number in its tensor, and so
-    on the number of replicas.
-
-    Marsaglia and Tsang 2000, "A simple method for generating gamma variables": a rejection, of
-    which the first accepted try counts. Below 1, Gamma(alpha) is Gamma(alpha + 1) · U^(1 / alpha).
-    """
-    normal = tf.cast(ddl.random.normal(owner, [rows, 2, _TRIES]), tf.float64)
-    uniform = tf.cast(ddl.random.uniform(owner, [rows, 2, _TRIES + 1]), tf.float64)
-    uniform = 1 - uniform  # in (0, 1]
-    shape = alpha if alpha >= 1 else alpha + 1
-    d = shape - 1 / 3
-    cube = (1 + normal / math.sqrt(9 * d)) ** 3
-    log_cube = tf.math.log(tf.maximum(cube, _SMALLEST))
-    limit = normal**2 / 2 + d * (1 - cube + log_cube)
-    accepted = (cube > 0) & (tf.math.log(uniform[..., 1:]) < limit)
-    # The first accepted try: its place is the number of tries before it, all rejected.
-    before = tf.cumsum(tf.cast(accepted, tf.float32), axis=-1, exclusive=True)
-    first = accepted & (before == 0)
-    zero = tf.zeros([], tf.float64)
-    found = math.log(d) + tf.reduce_sum(tf.where(first, log_cube, zero), axis=-1)
-    return found if alpha >= 1 else found + tf.math.log(uniform[..., 0]) / alpha

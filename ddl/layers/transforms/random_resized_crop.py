@@ -9,10 +9,9 @@ import tensorflow as tf
 import ddl.random
 from ddl.errors import ConfigError
 from ddl.layers.transforms.augmentation import Augmentation
-from ddl.layers.transforms.image_operations import as_float
 
 _TRIES = 10
-"""Tries for a crop that fits into the image, as in torchvision; a central crop if none does."""
+"""Tries for a crop that fits into the image; if none does, the first one is cut to the image."""
 
 
 @keras.saving.register_keras_serializable("ddl")
@@ -73,13 +72,13 @@ class RandomResizedCrop(Augmentation):
         if images.shape[1:3] == (self.height, self.width):
             return images
         batch, height, width, _ = keras.ops.shape(images)
-        whole = (0.0, 0.0, as_float(height), as_float(width))
+        whole = (0.0, 0.0, _float(height), _float(width))
         return self._resized(images, *(tf.fill([batch], end) for end in whole))
 
     def augmented(self, images: tf.Tensor) -> tf.Tensor:
         """Crops and resizes images; integers are rounded."""
         batch, *sizes, _ = keras.ops.shape(images)
-        height, width = (tf.convert_to_tensor(as_float(size)) for size in sizes)
+        height, width = (tf.convert_to_tensor(_float(size)) for size in sizes)
         drawn = ddl.random.uniform(self, [batch, _TRIES, 4])
         area, ratio, top, left = tf.unstack(drawn, axis=-1)  # [batch, tries]
         (smallest, largest), ends = self.scale, [math.log(end) for end in self.ratio]
@@ -91,27 +90,12 @@ class RandomResizedCrop(Augmentation):
             tf.cast(tf.round(tf.sqrt(each)), tf.float32) for each in (area / ratio, area * ratio)
         )
         fits = (rows >= 1) & (columns >= 1) & (rows <= height) & (columns <= width)
-        before = tf.cumsum(tf.cast(fits, tf.float32), axis=1, exclusive=True)
-        first = fits & (before == 0)
-        # Else the largest central crop of the nearest ratio.
-        allowed = tf.clip_by_value(width / height, *self.ratio)
-        central_rows = tf.minimum(height, tf.round(width / allowed))
-        central_columns = tf.minimum(width, tf.round(height * allowed))
+        first = tf.argmax(tf.cast(fits, tf.float32), axis=1)  # 0 if none fits
+        tries = tf.stack([rows, columns, top, left], axis=-1)
+        rows, columns, top, left = tf.unstack(tf.gather(tries, first, batch_dims=1), axis=1)
+        rows, columns = tf.clip_by_value(rows, 1, height), tf.clip_by_value(columns, 1, width)
         top, left = tf.floor(top * (height - rows + 1)), tf.floor(left * (width - columns + 1))
-        chosen = [
-            tf.where(
-                tf.reduce_any(first, axis=1),
-                tf.reduce_sum(tf.where(first, drawn_one, tf.zeros([])), axis=1),
-                instead,
-            )
-            for drawn_one, instead in (
-                (top, tf.floor((height - central_rows) / 2)),
-                (left, tf.floor((width - central_columns) / 2)),
-                (rows, central_rows),
-                (columns, central_columns),
-            )
-        ]
-        return self._resized(images, *chosen)
+        return self._resized(images, top, left, rows, columns)
 
     def _resized(
         self,
@@ -133,6 +117,11 @@ class RandomResizedCrop(Augmentation):
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Returns [batch, height, width, channels]."""
         return (input_shape[0], self.height, self.width, input_shape[3])
+
+
+def _float(size: int | tf.Tensor) -> float | tf.Tensor:
+    """Returns a size as a float32; TensorFlow computes with int32 on the host."""
+    return float(size) if isinstance(size, int) else tf.cast(size, tf.float32)
 
 
 def _interpolated(

@@ -37,8 +37,6 @@ class TokenMasking(keras.layers.Layer):
     evaluation both mask, with draws of their own; each evaluation repeats its draws.
     """
 
-    draws_by_position = True
-
     def __init__(
         self,
         mask_token: int,

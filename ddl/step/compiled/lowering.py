@@ -48,7 +48,7 @@ def why_not_compiled(function: Any) -> tuple[str, str] | None:
         if _DRAWS.match(node.op) and node.op not in _SAME_DRAWS:
             return (
                 f"{_named(node)} would draw other random numbers in XLA than in TensorFlow",
-                "Draw with ddl.random, or use layers of ddl.layers, such as ddl.layers.Dropout.",
+                "Draw with keras.random or ddl.random, or use layers of Keras.",
             )
     return _not_lowered(function, definition)
 

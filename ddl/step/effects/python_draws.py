@@ -69,8 +69,8 @@ def check_python_draws(where: str, task: Any, trace: Callable[[], tf.Graph]) -> 
             raise ConfigError(
                 f"{where} draws numbers by Python's random module or by numpy.random{of}. A trace "
                 "draws them once, for all updates, and each replica and each resumed run draws "
-                "others. Draw with ddl.random or with a layer of ddl.layers, such as RandAugment "
-                "in place of Keras's AugMix. Draw constants in a constructor, with a fixed seed."
+                "others. Draw with keras.random or ddl.random, or in the data (dataset.map), where "
+                "Keras's AugMix belongs. Draw constants in a constructor, with a fixed seed."
             )
 
 

@@ -7,12 +7,21 @@ import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2
 from tensorflow.python.framework import op_def_registry
 
+from ddl.errors import ConfigError
+
 # Operations that TensorFlow counts as stateful and that may run twice. They read variables, check
 # values, or send tensors between replicas, which all replicas do together. What calls functions is
 # as harmless as the functions.
 _HARMLESS = re.compile(
     r"^(ReadVariableOp|ResourceGather(Nd)?|VariableShape|VarIsInitializedOp|Assert|Placeholder|"
     r"PartitionedCall|StatefulPartitionedCall|While|If|Case|CheckNumerics(V2)?|StatelessRandomGetAlg|Collective\w+|Nccl\w+)$"
+)
+
+# Operations on what a checkpoint holds or the data give, and outputs.
+_OF_VARIABLES = re.compile(
+    r"^(Assign\w*|Resource\w+|Var\w*|Variable\w*|(Destroy)?TemporaryVariable|DestroyResourceOp|"
+    r"\w*Iterator\w*|\w*HashTable\w*|LookupTable(Find|Size|Export)\w*|Print(V2)?|\w*PyFunc\w*|"
+    r"\w*Summary\w*|TensorArray\w*|OutfeedEnqueue\w*|Xla\w+)$"
 )
 
 
@@ -23,6 +32,29 @@ def is_harmful(kind: str) -> bool:
     """
     definition = op_def_registry.get(kind)
     return definition is not None and definition.is_stateful and not _HARMLESS.match(kind)
+
+
+def check_stateless(where: str, graph: tf.Graph) -> None:
+    """Raises ConfigError for an operation that draws or counts by a state of its own.
+
+    Args:
+      where: Name of the loss or step.
+      graph: Graph of its trace; the functions that it calls are searched too.
+    """
+    seen: set[str] = set()
+    for operation in graph.get_operations():
+        for node in with_called(graph, operation.node_def, seen):
+            if not is_harmful(node.op) or _OF_VARIABLES.match(node.op):
+                continue
+            # The recurrent kernels of GPUs have seeds for a dropout that Keras does not use.
+            if "dropout" in node.attr and not node.attr["dropout"].f:
+                continue
+            raise ConfigError(
+                f"{where} runs the operation {node.op} at {node.name!r}, which draws or counts by "
+                "a state of its own: each replica would get other values, and a resumed run would "
+                "not repeat them. Draw with keras.random or ddl.random instead of tf.random, and "
+                "keep counts in a tf.Variable."
+            )
 
 
 def with_called(

@@ -1,15 +1,13 @@
 """Random numbers that a step draws itself, outside of its losses."""
 
 import dataclasses
-import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import tensorflow as tf
 
 from ddl import microbatch
-from ddl.errors import ConfigError
 from ddl.microbatch import Microbatch
 
 _Result = TypeVar("_Result")
@@ -17,17 +15,11 @@ _Result = TypeVar("_Result")
 _OF_STEP = -1
 """Number in the place of a pass's for what the step itself draws; passes count from 0."""
 
-_OF_TENSORFLOW = re.compile(
-    "Random|Rng|Multinomial|TruncatedNormal|ParameterizedTruncatedNormal|Stateful(?!Partitioned)"
-)
-"""Beginnings of the names of operations that draw from a state of their own."""
-
 
 class StepDraws:
     """The source of a step's random numbers, the same on all replicas and in a resumed run.
 
-    A draw of a step belongs to no row, so all rows must share it:
-    `ddl.random.normal(self, shape, shared=True)`.
+    A draw of a step belongs to no row, so all replicas share it.
     """
 
     def __init__(self, seed: int | None, counter: tf.Tensor):
@@ -79,22 +71,3 @@ def same_on_replicas(
     result = strategy.run(drawing, args=args)
     current.advance_to(copies[0])
     return result
-
-
-def check_draws(task: Any, graph: tf.Graph) -> None:
-    """Raises ConfigError if a step draws with `tf.random`, also in branches.
-
-    Args:
-      task: The task.
-      graph: Graph of the planning trace of its step, which computes no losses.
-    """
-    definition = graph.as_graph_def()
-    functions = (function.node_def for function in definition.library.function)
-    for node in (node for nodes in (definition.node, *functions) for node in nodes):
-        if _OF_TENSORFLOW.match(node.op):
-            raise ConfigError(
-                f"{type(task).__name__}.step draws random numbers with tf.random (the operation "
-                f"{node.op} {node.name!r}): each replica would draw other numbers, so the weights "
-                "of the replicas would drift apart, and a resumed run would not repeat the "
-                "numbers. Draw with ddl.random: ddl.random.normal(self, shape, shared=True)."
-            )

@@ -1,14 +1,12 @@
 """Gradients of single examples, changed one by one before they are added up."""
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import TypeAlias
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from ddl import microbatch
 from ddl.errors import ConfigError
 from ddl.step.objective import Objective
 
@@ -109,7 +107,7 @@ def sum_of_changed(
     Raises:
       ConfigError: If `each` returns other shapes, or draws random numbers.
     """
-    dtype, current = losses.dtype, microbatch.current()
+    dtype = losses.dtype
     used = tape.gradient(losses, variables)
     connected = [place for place, gradient in enumerate(used) if gradient is not None]
     rows = losses.shape[0]
@@ -123,8 +121,7 @@ def sum_of_changed(
         own = [variables[place] for place in connected]
         gradients = [tf.convert_to_tensor(g) for g in tape.gradient(losses, own, one)]
         unscaled = [gradient / tf.cast(scale, gradient.dtype) for gradient in gradients]
-        with current.refusing_draws() if current is not None else nullcontext():
-            changed = each(unscaled)
+        changed = each(unscaled)
         if not isinstance(changed, list | tuple) or not all(map(tf.is_tensor, changed)):
             raise ConfigError(
                 "update.gradients: `each` must return a list with a tensor for each variable, got "

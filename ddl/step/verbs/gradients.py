@@ -216,7 +216,7 @@ class Gradients(Guarded):
         Args:
           function: Takes a gradient and its variable, and returns a tensor of the same shape and
             dtype. It is called in replica context and must compute the same on all replicas, as
-            draws of `ddl.random` with shared=True do.
+            draws of `ddl.random` do.
 
         Raises:
           ConfigError: If it takes other arguments, or returns another shape or dtype.

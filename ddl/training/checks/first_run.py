@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from ddl.layers.transforms.partners import Partners
+from ddl.layers.transforms.mixing import Partners
 from ddl.tasks.gather import Gathered
 
 

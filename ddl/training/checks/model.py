@@ -1,7 +1,6 @@
 """Checks on a model before training."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -11,7 +10,6 @@ from ddl.choices import BatchMoments
 from ddl.distribution.devices import replica_devices
 from ddl.errors import ConfigError
 from ddl.precision import uses_tf32_unasked
-from ddl.tasks.parts import seed_generators_of
 
 
 def check_created_in_scope(
@@ -42,46 +40,27 @@ def computes_in_float16(models: Iterable[keras.layers.Layer]) -> bool:
     return any(layer.compute_dtype == "float16" for layer in layers)
 
 
-def warn_of_replica_dependence(
-    layers: Sequence[keras.layers.Layer],
-    strategy: tf.distribute.Strategy,
-    microbatches: int = 1,
-    task: Any = None,
-) -> None:
-    """Logs what makes a run depend on the number of replicas or microbatches.
+_OF_WHOLE_BATCHES = (
+    keras.layers.Equalization,
+    keras.layers.RandAugment,
+    keras.layers.AugMix,
+    keras.layers.RandomElasticTransform,
+    keras.layers.MixUp,
+    keras.layers.CutMix,
+)
+"""Layers that look at all rows of a replica, shuffle them, or do not draw through Keras."""
 
-    These are layers, and seed generators of the task.
 
-    Logs nothing with one replica and one microbatch.
-
-    Args:
-      layers: The task's layers.
-      strategy: The strategy, which has the number of replicas.
-      microbatches: Microbatches per replica and update.
-      task: The task, whose own seed generators are logged.
-    """
-    numbers = {"replica": strategy.num_replicas_in_sync, "microbatch": microbatches}
-    parts = [part for part, number in numbers.items() if number > 1]
-    drawing = [layer for layer in layers if _draws_by_replica(layer)]
-    per = " and ".join(parts)
-    of = " and ".join({"replica": "replicas", "microbatch": "microbatches"}[p] for p in parts)
-    if drawing and parts:
-        logging.warning(
-            "The layers %s draw random numbers per %s, so the training result depends on the "
-            "number of %s. Use the layers of ddl.layers, which do not depend on it.",
-            _names(drawing),
-            per,
-            of,
-        )
-    if seed_generators_of(task) and parts:
-        logging.warning(
-            "The keras.random.SeedGenerator of %s draws random numbers per %s, so the training "
-            "result depends on the number of %s. Draw with ddl.random, such as "
-            "ddl.random.normal(self, shape), which does not depend on it.",
-            type(task).__name__,
-            per,
-            of,
-        )
+def check_computes_by_row(layers: Iterable[keras.layers.Layer]) -> None:
+    """Raises ConfigError for layers of Keras that cannot compute each row alone."""
+    for layer in layers:
+        if isinstance(layer, _OF_WHOLE_BATCHES):
+            raise ConfigError(
+                f"The layer {layer.name!r} ({type(layer).__name__}) computes a row from all rows "
+                "of a replica, or draws for all of them, so the result would depend on the number "
+                "of replicas. Call it in the data (dataset.map), or use ddl.layers.Mixup or "
+                "ddl.layers.CutMix to mix examples."
+            )
 
 
 def warn_of_batch_moments(
@@ -126,19 +105,11 @@ def warn_of_tf32(strategy: tf.distribute.Strategy) -> None:
 
 
 def depends_on_microbatches(layers: Sequence[keras.layers.Layer]) -> bool:
-    """Returns whether the result of training depends on the number of microbatches.
+    """Returns whether a layer takes statistics of a microbatch.
 
-    The result depends on it if a layer takes statistics of a microbatch, or draws by replica.
     Variables that a user's layer writes in its forward pass are not examined.
     """
-    return any(
-        isinstance(layer, keras.layers.BatchNormalization) or _draws_by_replica(layer)
-        for layer in layers
-    )
-
-
-def _draws_by_replica(layer: keras.layers.Layer) -> bool:
-    return bool(layer._seed_generators) and not getattr(layer, "draws_by_position", False)
+    return any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers)
 
 
 def _names(layers: list[keras.layers.Layer]) -> str:

@@ -8,14 +8,14 @@ weights and metrics of the other rows must not change. Random draws repeat, beca
 the position of a row. BatchNormalization reuses the moments of the first run, because ddl takes
 moments over the whole microbatch by design. For the same reason `ddl.gather` returns what it
 returned in the first run: a loss may depend on other rows through it, and only so; and so do the
-layers that mix a row with its partner (`ddl.layers.transforms.partners`). Two more runs check that
+layers that mix a row with its partner (`ddl.layers.transforms.mixing`). Two more runs check that
 the loss leaves out padding among gathered rows.
 
 The runs are on one device, eager or else traced, and leave every variable unchanged.
 """
 
 import concurrent.futures
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -29,7 +29,7 @@ from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.devices import local_devices
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError
-from ddl.layers.transforms.partners import HeldPartners
+from ddl.layers.transforms.mixing import HeldPartners
 from ddl.metrics.values import tensors_by_name
 from ddl.microbatch import HeldMoments, Microbatch, without_traces_of_the_user
 from ddl.random import batch_counter
@@ -60,7 +60,7 @@ class RowIndependence:
         task: Task,
         layers: Iterable[keras.layers.Layer],
         strategy: tf.distribute.Strategy,
-        losses: Callable[[bool, str], Sequence[LossFunction]],
+        losses: Callable[[bool, str], Sequence[tuple[LossFunction, Mapping[Any, int] | None]]],
     ):
         """Keeps the arguments; runs nothing.
 
@@ -69,7 +69,7 @@ class RowIndependence:
           layers: All layers of the task (`ddl.tasks.parts.layers_of`).
           strategy: The strategy; its first device runs the task.
           losses: Returns the losses of training (True) or of an evaluation (False), for the data of
-            a source.
+            a source, each with the placing of its draws.
         """
         self._task = task
         self._losses = losses
@@ -109,10 +109,11 @@ class RowIndependence:
         different = min(pipeline.num_examples or 2 * rows, 2 * rows)
         batches = _batches(examples, rows, different)
         for training in modes:
-            for loss in self._losses(training, source):
+            for loss, placing in self._losses(training, source):
                 name = getattr(loss, "__name__", "loss")
                 where = f"{type(self._task).__name__}.{name}, with training={training}"
-                if (made := _outside_of_scopes(self._runs, loss, batches, training)) is not None:
+                made = _outside_of_scopes(self._runs, loss, batches, training, placing)
+                if made is not None:
                     _check_runs(made[0], where)
                     _check_padding(made[1], where)
             self._checked.add(
@@ -120,7 +121,11 @@ class RowIndependence:
             )  # not after a refusal: the next call refuses again
 
     def _runs(
-        self, loss: LossFunction, batches: list[_Features], training: bool
+        self,
+        loss: LossFunction,
+        batches: list[_Features],
+        training: bool,
+        placing: Mapping[Any, int] | None,
     ) -> tuple[list[dict[str, RowValues]], list[dict[str, RowValues]]] | None:
         """Returns the loss's values for each batch, and those for padding among gathered rows.
 
@@ -145,6 +150,7 @@ class RowIndependence:
                 held_moments=moments,
                 gathering=rows,
                 pairing=partners,
+                placing=placing,
                 mask=None if held is None else held.mask,
             )
             with tf.device(self._device), current.forward():
@@ -258,7 +264,7 @@ def _check_runs(runs: Sequence[dict[str, RowValues]], where: str) -> None:
         logging.warning(
             "%s: the check that examples are independent of each other cannot tell for the %s, "
             "which differs between two runs on the same examples. Draw random numbers with "
-            "ddl.random and with layers of ddl.layers or Keras, which repeat them.",
+            "keras.random, with ddl.random or with layers of Keras, which repeat them.",
             where,
             " and the ".join(unlike),
         )

@@ -1,5 +1,6 @@
 """Predictions: the outputs of a task for each example, in order and without padding."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from ddl.data.batch import Batch
 from ddl.data.checks import data_errors
 from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.workers import Workers
+from ddl.draws import placing_of
 from ddl.errors import ConfigError, DataError
 from ddl.microbatch import Microbatch
 from ddl.step.state import TrainingState
@@ -71,8 +73,18 @@ class Prediction:
                     microbatch.gathering = _refuse
                 beside = [features[name] for name in beside_outputs]
                 features = {name: v for name, v in features.items() if name != "weight"}
+
+                def call(features: Any) -> Any:
+                    return self._call(function, features)
+
+                microbatch.drawn = {}
                 with microbatch.forward():
-                    outputs = self._checked(self._call(function, features), rows)
+                    outputs = self._checked(call(features), rows)
+                if microbatch.drawn:
+                    again = dataclasses.replace(microbatch, drawn=None, _calls={})
+                    with again.forward():
+                        again.placing = placing_of(call, features)
+                        outputs = self._checked(call(features), rows)
                 self._structure = tf.nest.map_structure(lambda _: None, outputs)
                 flat = tf.nest.flatten(outputs) + beside
                 self._bytes_of_example = sum(math.prod(x.shape[1:]) * x.dtype.size for x in flat)

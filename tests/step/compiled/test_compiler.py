@@ -67,6 +67,13 @@ def trainer(layer, strategy=None, jit_compile="on", **arguments):
         )
 
 
+class Noisy(keras.layers.Layer):
+    """Draws the same in each update."""
+
+    def call(self, x):
+        return x + tf.random.stateless_normal(x.shape, [1, 2])
+
+
 def normalization():
     return keras.layers.BatchNormalization(name="shared_moments")
 
@@ -76,7 +83,7 @@ def normalization():
     [
         (lambda: Warped(name="warp"), 1, ["warp", "/ImageProjectiveTransformV3", "no kernel"]),
         (lambda: Cut(name="cut"), 1, ["cut", "/Slice"]),
-        (lambda: keras.layers.Dropout(0.5, name="drops"), 1, ["drops", "other random", "ddl."]),
+        (lambda: Noisy(name="drops"), 1, ["drops", "other random", "keras.random"]),
         (normalization, 2, ["shared_moments", "sums over the replicas"]),
         (lambda: Summed(name="summed"), 2, ["across replicas"]),
     ],
@@ -89,6 +96,14 @@ def test_a_layer_that_cannot_be_compiled_is_named_before_training(layer, replica
     for word in ["--jit_compile=on", "training", *words, "--jit_compile=auto"]:
         assert word in str(raised.value)
     assert made.step == 0
+
+
+def test_dropout_of_keras_is_compiled_and_draws_the_same():
+    compiled, plain = (
+        trainer(lambda: keras.layers.Dropout(0.5), jit_compile=jit_compile).train(2)["loss"]
+        for jit_compile in ("on", "off")
+    )
+    assert compiled == pytest.approx(plain, rel=1e-6)
 
 
 def test_auto_goes_without_and_says_so(monkeypatch, caplog):

@@ -124,7 +124,6 @@ def test_equal_traces_are_not_refused(draw):
         lambda: keras.layers.RandomContrast(0.5),
         lambda: keras.layers.Dropout(0.5),
         lambda: keras.Sequential([keras.layers.Dense(3)]),  # unbuilt: its seeds are Python's
-        lambda: ddl.layers.RandAugment(),
     ],
 )
 def test_seeds_of_layers_are_not_refused(layer):

@@ -4,8 +4,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-import ddl
-
 _RANDOM = np.random.default_rng(0)
 DATA = {
     "image": _RANDOM.integers(0, 256, (70, 6, 6, 1)).astype("u1"),
@@ -22,7 +20,7 @@ def residual(blocks: int = 3) -> keras.Model:
         branch = keras.layers.Conv2D(3, 3, padding="same", name=f"block{number}_conv")(x)
         branch = keras.layers.BatchNormalization(name=f"block{number}_norm")(branch)
         branch = keras.layers.Activation("gelu", name=f"block{number}_gelu")(branch)
-        branch = ddl.layers.Dropout(0.3, name=f"block{number}_dropout")(branch)
+        branch = keras.layers.Dropout(0.3, name=f"block{number}_dropout")(branch)
         x = keras.layers.Add(name=f"block{number}_add")([x, branch])
     x = keras.layers.Flatten(name="flatten")(x)
     return keras.Model(image, keras.layers.Dense(3, name="logits")(x), name="residual")
@@ -45,7 +43,7 @@ class Branch(keras.layers.Layer):
         super().__init__(**arguments)
         self.dense = keras.layers.Dense(8, activation="gelu")
         self.normalization = keras.layers.BatchNormalization()
-        self.dropout = ddl.layers.Dropout(0.3)
+        self.dropout = keras.layers.Dropout(0.3)
 
     def call(self, x, scale=1.0):
         # Draws twice.

@@ -23,7 +23,7 @@ def network() -> keras.Model:
             keras.layers.Dense(
                 11, activation="tanh", kernel_regularizer=keras.regularizers.L2(0.01), name="first"
             ),
-            ddl.layers.Dropout(0.2),
+            keras.layers.Dropout(0.2),
             keras.layers.Dense(5, kernel_constraint=keras.constraints.MaxNorm(0.5), name="logits"),
         ],
         name="network",

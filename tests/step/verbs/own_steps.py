@@ -25,7 +25,7 @@ def data(examples: int = 48) -> dict[str, np.ndarray]:
 
 
 def perceptron(inputs: int, outputs: int, **options: Any) -> keras.Model:
-    hidden = [layers.Dense(8, "tanh", **options), ddl.layers.Dropout(0.3)]
+    hidden = [layers.Dense(8, "tanh", **options), keras.layers.Dropout(0.3)]
     return keras.Sequential([keras.Input((inputs,)), *hidden, layers.Dense(outputs)])
 
 
@@ -68,7 +68,7 @@ class Sam:
                 layers.Dense(8),
                 layers.BatchNormalization(),
                 layers.ReLU(),
-                ddl.layers.Dropout(0.3),
+                keras.layers.Dropout(0.3),
                 layers.Dense(3),
             ]
         )
@@ -161,7 +161,7 @@ class Grouped:
     def __init__(self) -> None:
         hidden = [layers.Dense(8, "tanh", kernel_regularizer=keras.regularizers.L2(0.01))]
         backbone = keras.Sequential(
-            [keras.Input((6,)), *hidden, ddl.layers.Dropout(0.3)], name="backbone"
+            [keras.Input((6,)), *hidden, keras.layers.Dropout(0.3)], name="backbone"
         )
         self.model = keras.Sequential([keras.Input((6,)), backbone, layers.Dense(3, name="head")])
 
@@ -189,7 +189,7 @@ class Private(Grouped):
         return [gradient * tf.minimum(0.05 / norm, 1.0) for gradient in gradients]
 
     def noisy(self, gradient: tf.Tensor, variable: keras.Variable) -> tf.Tensor:
-        noise = ddl.random.normal(self, gradient.shape, shared=True)
+        noise = ddl.random.normal(self, gradient.shape)
         return gradient + 0.01 * tf.cast(noise, gradient.dtype)
 
     def step(self, update: Any, batch: Any) -> None:

@@ -4,7 +4,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from absl import logging
 
 import ddl
 from ddl.errors import ConfigError
@@ -25,7 +24,7 @@ class Noisy:
         return ddl.PerExample(self.model(features["x"])[:, 0])
 
     def draw(self):
-        return ddl.random.normal(self, (2,), shared=True)
+        return ddl.random.normal(self, (2,))
 
     def keep(self, place, value):
         self.kept.assign(tf.tensor_scatter_nd_update(self.kept, [[place]], [value]))
@@ -70,7 +69,7 @@ def test_a_map_draws_the_same_on_all_replicas_and_later_draws_differ():
         gradients = update.gradients(task.per_example, batch)
 
         def noise(gradient, variable):
-            drawn = ddl.random.normal(task, (gradient.shape.num_elements(),), shared=True)
+            drawn = ddl.random.normal(task, (gradient.shape.num_elements(),))
             return tf.reshape(tf.cast(drawn, gradient.dtype), gradient.shape)
 
         first, second = gradients.map(noise), gradients.map(noise)
@@ -100,13 +99,11 @@ def test_a_draw_of_tensorflow_is_refused(where):
         elif where == "branch":
             update.when(update.step > 0, draw)
 
-    with pytest.raises(ConfigError, match=r"draws random numbers with tf.random \(.*shared=True"):
+    with pytest.raises(ConfigError, match="step runs the operation RandomStandardNormal"):
         kept(step)
 
 
-def test_a_seed_generator_of_the_task_draws_anew_for_each_row(monkeypatch):
-    """Unlike in Keras, where all replicas draw the same; a warning says that replicas count."""
-
+def test_a_loss_draws_anew_for_each_row_by_a_seed_generator_of_the_task():
     class Seeded(Noisy):
         def __init__(self, step):
             super().__init__(step)
@@ -123,19 +120,6 @@ def test_a_seed_generator_of_the_task_draws_anew_for_each_row(monkeypatch):
         update.minimize(task.per_example, batch)
         task.kept.assign(update.sum(task.noise, batch))
 
-    warnings = []
-    monkeypatch.setattr(logging, "warning", lambda text, *args: warnings.append(text % args))
-    values = [kept(step, make=Seeded, steps=steps) for steps in (1, 2)]
-    assert each_differs(values)
-    assert warnings[0].startswith(
-        "The keras.random.SeedGenerator of Seeded draws random numbers per replica"
-    )
-
-
-def test_a_draw_for_each_row_is_refused():
-    def step(task, update, batch):
-        update.minimize(task.per_example, batch)
-        task.keep(0, ddl.random.normal(task, (2,)))
-
-    with pytest.raises(ConfigError, match="drew in a step, which computes no rows"):
-        kept(step)
+    one = kept(step, make=Seeded, replicas=1)
+    assert each_differs([one, kept(step, make=Seeded, steps=2)])
+    np.testing.assert_array_equal(one, kept(step, make=Seeded))

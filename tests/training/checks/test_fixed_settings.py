@@ -18,7 +18,7 @@ def trainer():
     with strategy.scope():
         layers = [
             keras.layers.Dense(4, name="hidden"),
-            ddl.layers.Dropout(0.5, name="dropout"),
+            keras.layers.Dropout(0.5, name="dropout"),
             keras.layers.Dense(2, name="logits"),
         ]
         task = ddl.Classification(keras.Sequential([keras.Input((3,)), *layers]))

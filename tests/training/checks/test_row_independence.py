@@ -16,11 +16,10 @@ from ddl.data import BatchPipeline, Source
 from ddl.errors import ConfigError
 from ddl.layers.normalization import take_over_moments
 from ddl.precision import set_precision
-from ddl.random import seed_by_replica
 from ddl.step.moving_statistics import allow_replica_writes
 from ddl.tasks.parts import layers_of, variables_of
 from ddl.training.checks.row_independence import RowIndependence
-from tests.conftest import make_strategy
+from tests.conftest import EachDrawByRow, make_strategy
 
 _RANDOM = np.random.default_rng(0)
 ROWS = 40
@@ -58,9 +57,10 @@ def check(task, strategy=None, batch=16, modes=(True, False), data=DATA):
     strategy = strategy or tf.distribute.get_strategy()
     layers = layers_of(task)
     take_over_moments(layers)
-    seed_by_replica(layers)
     allow_replica_writes(layers, strategy)
-    check = RowIndependence(task, layers, strategy, lambda *_: [task.per_example])
+    check = RowIndependence(
+        task, layers, strategy, lambda *_: [(task.per_example, EachDrawByRow())]
+    )
     check.check(BatchPipeline(Source(data), batch), modes)
 
 
@@ -169,8 +169,6 @@ class Attention(keras.layers.Layer):
 
 
 class Jitter(keras.layers.Layer):
-    draws_by_position = True
-
     def call(self, inputs, training=False):
         if not training:
             return inputs
@@ -186,8 +184,8 @@ class Twice(keras.layers.Layer):
 
     def __init__(self):
         super().__init__()
-        self.normalization = keras.layers.BatchNormalization()
-        self.dropout = ddl.layers.Dropout(0.5)
+        self.normalization = keras.layers.BatchNormalization(synchronized=True)
+        self.dropout = keras.layers.Dropout(0.5)
 
     @tf.function
     def call(self, inputs, training=False):
@@ -227,12 +225,12 @@ L = keras.layers
 ROW_BY_ROW = {
     "convolutions": ("image", images(lambda: L.Conv2D(4, 3), lambda: L.DepthwiseConv2D(3))),
     "normalization": ("image", images(L.BatchNormalization, lambda: L.BatchNormalization(axis=1))),
-    "subclasses": ("image", images(L.BatchNormalization, Subclass)),
+    "synchronized": ("image", images(lambda: L.BatchNormalization(synchronized=True), Subclass)),
     "of groups": ("image", images(lambda: L.GroupNormalization(3), L.LayerNormalization)),
     "of weights": ("image", images(lambda: L.SpectralNormalization(L.Conv2D(4, 3)))),
     "unit": ("image", images(L.UnitNormalization, L.RMSNormalization)),
     "adapted": ("image", images(lambda: L.Normalization(mean=1.0, variance=2.0))),
-    "dropout": ("image", images(lambda: L.Dropout(0.5), lambda: ddl.layers.Dropout(0.5), Jitter)),
+    "dropout": ("image", images(lambda: L.Dropout(0.5), Jitter)),
     "noise": ("image", images(lambda: L.GaussianNoise(1.0), lambda: L.SpatialDropout2D(0.5))),
     "augmentation": (
         "image",

@@ -14,13 +14,13 @@ from ddl.errors import ConfigError
 from ddl.optimizers.groups import Group
 from ddl.random import batch_counter
 from ddl.step.effects.python_draws import Generators, check_python_draws
+from ddl.step.effects.stateful import check_stateless
 from ddl.step.objective import Objective
 from ddl.step.overflow import KeptValues
 from ddl.step.reduced import Reduced
 from ddl.step.state import TrainingState
 from ddl.step.verbs import plan as plans
 from ddl.step.verbs.batches import StepBatch
-from ddl.step.verbs.draws import check_draws
 from ddl.step.verbs.each_example import OfExample
 from ddl.step.verbs.gradients import Gradients
 from ddl.step.verbs.plan import StepPlan
@@ -72,9 +72,8 @@ def plan_step(
             planned.seed, before = None, generators.states()
             planned.graph = traced()
             if generators.states() != before:
-                planned.seed = 0  # else `keras.random` draws seeds from Python
                 check_python_draws(f"{type(task).__name__}.step", task, traced)
-            check_draws(task, planned.graph)
+            check_stateless(f"{type(task).__name__}.step", planned.graph)
             return plan_of(task, planned.traced, groups, strategy)
         except _NewLossError as new:
             # Built here, since models cannot be built within a trace on several replicas.

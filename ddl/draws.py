@@ -1,0 +1,435 @@
+"""Draws of Keras by position in the global batch, independent of the number of replicas.
+
+Keras's layers, `keras.random` and layers of users draw through the functions of one module of
+Keras, which looks them up at each call. This module replaces them once. In a trainer's pass they
+draw the numbers of an example as a function of (seed, batch, stream, position in the global
+batch); outside of one they are Keras's own. Philox (Salmon et al. 2011, "Parallel random numbers:
+as easy as 1, 2, 3") computes the words of a stream from their place in it, so each replica starts
+at its own rows and draws only those. N replicas or microbatches draw bit for bit the same numbers
+as one device.
+
+- Each `keras.random.SeedGenerator` has a stream, by its seed if the user gave one, else by the
+  trainer's. Its state stays as it is, and no checkpoint needs it. An integer seed gives the same
+  numbers in each update, different for each example. All draws without a seed share a stream.
+- Two traces of a loss with different numbers of rows, before training, tell which draws follow the
+  rows (`placing`). All other draws are the same for all examples.
+- The numbers are float32 and cast to the dtype that is asked for: they do not depend on a run's
+  precision.
+- XLA draws other numbers than TensorFlow from the operations for uniform and normal numbers, but
+  the same words of Philox. Where XLA compiles a function, the numbers are computed from words.
+
+The module of Keras is private to it; tests/test_draws.py guards it.
+"""
+
+import dataclasses
+import functools
+import math
+import numbers
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.backend.tensorflow import random as of_keras
+
+from ddl import microbatch
+from ddl.errors import ConfigError
+from ddl.microbatch import Drawn, Microbatch
+from ddl.seeds import PHILOX, counter_at, hashed
+
+_UNSEEDED = types.SimpleNamespace(name="keras.random")
+"""The owner of draws without a seed."""
+
+PROBED = (2, 4)
+"""Numbers of rows of the traces that place draws. Both are even: a loss may take pairs."""
+
+_WORDS = 4  # 32-bit words for each count of Philox, each one float32
+_MANTISSA, _ONE = 0x7FFFFF, 0x3F800000  # bits of float32: the last 23; those of 1.0
+_SMALLEST = np.float32(1e-7)  # TensorFlow replaces smaller numbers before the logarithm
+_TWO_DEVIATIONS = math.erf(math.sqrt(2))  # part of normal numbers within two deviations
+_TRIES = 16  # of a rejection that accepts at least 95%: all fail for one number in 10^20
+_BITS = {tf.float16: 10, tf.bfloat16: 7}  # of the mantissa
+
+
+def placing(
+    of_few: Mapping[Any, Drawn], of_more: Mapping[Any, Drawn], few: int, more: int
+) -> dict[Any, int]:
+    """Returns how many rows of each draw belong to each example; 0: all examples share the draw.
+
+    Args:
+      of_few: The draws of a trace with few rows, by place and number (`Microbatch.drawn`).
+      of_more: The draws of a trace with more rows.
+      few: Number of rows of the first trace.
+      more: Number of rows of the second.
+
+    Raises:
+      ConfigError: If another dimension of a draw follows the rows, if a shuffle moves rows, or if
+        the traces draw differently.
+    """
+    found = {}
+    for key, one in of_few.items():
+        other = of_more.get(key, Drawn(one.layer, (), ""))
+        if one.shape == other.shape:
+            found[key] = 0
+            continue
+        whole, left = divmod(one.shape[0] or 1, few) if one.shape else (0, 1)
+        if left or other.shape != (whole * more, *one.shape[1:]):
+            raise ConfigError(
+                f"{one.layer!r} draws random numbers of shape {list(one.shape)} for {few} examples "
+                f"and {list(other.shape)} for {more}. The first dimension must be the examples, or "
+                "a multiple of them, and no other may depend on their number: transpose the draw."
+            )
+        if one.kind == "shuffle":
+            raise ConfigError(
+                f"{one.layer!r} shuffles the examples of a replica, so the result would depend on "
+                "the number of replicas. Use ddl.layers.Mixup or ddl.layers.CutMix to mix "
+                "examples, or shuffle in the data (dataset.map)."
+            )
+        found[key] = whole
+    if len(of_more) != len(of_few):
+        raise ConfigError(
+            f"The loss draws {len(of_few)} times for {few} examples and {len(of_more)} times for "
+            f"{more}. Draw for all examples at once."
+        )
+    return found
+
+
+def placing_of(call: Callable[[Any], Any], features: Mapping[str, tf.Tensor]) -> dict[Any, int]:
+    """Returns the placing of the draws of a function, traced with 2 and 4 examples. In a pass.
+
+    Args:
+      call: Takes features of any number of examples.
+      features: Features that say which shapes `call` takes.
+    """
+    current = microbatch.current()
+    assert current is not None
+
+    def drawn(rows: int) -> dict[Any, Drawn]:
+        found: dict[Any, Drawn] = {}
+        probe = dataclasses.replace(
+            current, rows=rows, mask=None, weight=None, drawn=found, _calls={}
+        )
+
+        def run(given: Mapping[str, tf.Tensor]) -> None:
+            with probe.forward():
+                call(given)
+
+        specs = {k: tf.TensorSpec([rows, *v.shape[1:]], v.dtype) for k, v in features.items()}
+        tf.function(run, autograph=False).get_concrete_function(specs)
+        return found
+
+    few, more = PROBED
+    return placing(drawn(few), drawn(more), few, more)
+
+
+def draws_by_position() -> bool:
+    """Returns whether draws are by position here: in a pass, but not in tf.init_scope."""
+    current = microbatch.current()
+    return current is not None and (current.is_eager or not tf.executing_eagerly())
+
+
+def _in_a_pass(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a function replace the one of its name in Keras's module, in passes of a trainer."""
+    own = getattr(of_keras, function.__name__)
+
+    @functools.wraps(own)
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs) if draws_by_position() else own(*args, **kwargs)
+
+    setattr(of_keras, function.__name__, draw)
+    return draw
+
+
+@_in_a_pass
+def uniform(
+    shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None, seed: Any = None
+) -> tf.Tensor:
+    """Draws as `keras.random.uniform`; `seed` may be any object, the owner of a stream."""
+    kind = _dtype(dtype)
+    drawn = _draw(_uniform, seed, shape)
+    if kind in _BITS:  # 1 must not be reached by rounding
+        drawn = tf.floor(drawn * 2.0 ** _BITS[kind]) * 2.0 ** -_BITS[kind]
+    low = tf.cast(minval, kind)
+    return tf.cast(drawn, kind) * (tf.cast(maxval, kind) - low) + low
+
+
+@_in_a_pass
+def normal(
+    shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None
+) -> tf.Tensor:
+    """Draws as `keras.random.normal`, in XLA with other last bits of a few numbers."""
+    kind = _dtype(dtype)
+    drawn = tf.cast(_draw(_normal, seed, shape), kind)
+    return drawn * tf.cast(stddev, kind) + tf.cast(mean, kind)
+
+
+@_in_a_pass
+def truncated_normal(
+    shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None
+) -> tf.Tensor:
+    """Draws as `keras.random.truncated_normal`, by the inverse of the error function."""
+    kind = _dtype(dtype)
+    between = (2 * _draw(_uniform, seed, shape) - 1) * _TWO_DEVIATIONS
+    drawn = tf.cast(math.sqrt(2) * tf.math.erfinv(between), kind)
+    return drawn * tf.cast(stddev, kind) + tf.cast(mean, kind)
+
+
+@_in_a_pass
+def randint(
+    shape: Any, minval: Any, maxval: Any, dtype: Any = "int32", seed: Any = None
+) -> tf.Tensor:
+    """Draws as `keras.random.randint`, from at most 2^32 integers."""
+    words = tf.bitcast(_draw(_words, seed, shape), tf.uint32)
+    low, high = (tf.cast(end, tf.int64) for end in (minval, maxval))
+    return tf.cast(tf.cast(words, tf.int64) % (high - low) + low, dtype)
+
+
+@_in_a_pass
+def dropout(inputs: Any, rate: float, noise_shape: Any = None, seed: Any = None) -> tf.Tensor:
+    """Drops as `keras.random.dropout`, at the nearest multiple of 2^-16 to the rate.
+
+    16 random bits an entry take half the time of float32 numbers.
+    """
+    inputs = tf.convert_to_tensor(inputs)
+    share = round((1 - rate) * 2**16)
+    if share in (0, 2**16):
+        return inputs if share else tf.zeros_like(inputs)
+    sizes = keras.ops.shape(inputs)
+    given = noise_shape or [None] * len(sizes)
+    shape = [size if own is None else own for own, size in zip(given, sizes, strict=True)]
+    # The int16 values from this one on have that share of all.
+    kept = _draw(_words, seed, shape, per_word=2) >= tf.constant(2**15 - share, tf.int16)
+    scale = tf.constant(2**16 / share, inputs.dtype)
+    if inputs.dtype == tf.bfloat16:  # has no GPU kernel of multiply_no_nan
+        return tf.where(kept, inputs * scale, tf.zeros([], inputs.dtype))
+    return tf.math.multiply_no_nan(inputs, tf.cast(kept, inputs.dtype) * scale)
+
+
+@_in_a_pass
+def categorical(logits: Any, num_samples: int, dtype: Any = "int64", seed: Any = None) -> tf.Tensor:
+    """Draws as `keras.random.categorical`, by Gumbel noise (Gumbel 1954)."""
+    logits = tf.convert_to_tensor(logits)
+    rows, classes = keras.ops.shape(logits)
+    drawn = tf.maximum(_draw(_uniform, seed, [rows, num_samples, classes]), _SMALLEST)
+    noise = tf.cast(-tf.math.log(-tf.math.log(drawn)), logits.dtype)
+    return tf.cast(tf.argmax(logits[:, tf.newaxis] + noise, axis=-1), dtype)
+
+
+@_in_a_pass
+def gamma(shape: Any, alpha: Any, dtype: Any = None, seed: Any = None) -> tf.Tensor:
+    """Draws as `keras.random.gamma`."""
+    return tf.cast(tf.exp(_log_gamma(shape, alpha, seed)), _dtype(dtype))
+
+
+@_in_a_pass
+def beta(shape: Any, alpha: Any, beta: Any, dtype: Any = None, seed: Any = None) -> tf.Tensor:
+    """Draws as `keras.random.beta`: two gamma numbers x and y give x / (x + y)."""
+    first, second = (_log_gamma(shape, each, seed) for each in (alpha, beta))
+    return tf.cast(tf.sigmoid(first - second), _dtype(dtype))
+
+
+def _log_gamma(shape: Any, alpha: Any, seed: Any) -> tf.Tensor:
+    """Draws logarithms of gamma numbers, float64: for a small alpha the numbers would be 0.
+
+    Marsaglia and Tsang 2000, "A simple method for generating gamma variables": a rejection, of
+    which the first accepted try counts. Below 1, Gamma(alpha) is Gamma(alpha + 1) · U^(1 / alpha).
+    """
+    sizes, alpha = _sizes(shape), tf.cast(alpha, tf.float64)[..., tf.newaxis]
+    deviates = tf.cast(_draw(_normal, seed, [*sizes, _TRIES]), tf.float64)
+    drawn = 1 - tf.cast(_draw(_uniform, seed, [*sizes, _TRIES + 1]), tf.float64)  # in (0, 1]
+    zero = tf.zeros([], tf.float64)
+    d = alpha + tf.where(alpha < 1, zero + 1, zero) - 1 / 3
+    cube = (1 + deviates / tf.sqrt(9 * d)) ** 3
+    log_cube = tf.math.log(tf.maximum(cube, 1e-30))
+    limit = deviates**2 / 2 + d * (1 - cube + log_cube)
+    accepted = (cube > 0) & (tf.math.log(drawn[..., 1:]) < limit)
+    first = tf.one_hot(tf.argmax(tf.cast(accepted, tf.int64), axis=-1), _TRIES, dtype=tf.float64)
+    found = tf.math.log(d) + tf.reduce_sum(first * log_cube, axis=-1, keepdims=True)
+    return (found + tf.where(alpha < 1, tf.math.log(drawn[..., :1]) / alpha, zero))[..., 0]
+
+
+@_in_a_pass
+def binomial(*args: Any, **kwargs: Any) -> tf.Tensor:
+    """Refuses to draw."""
+    raise ConfigError(
+        f"{_layer(_UNSEEDED)!r} draws from keras.random.binomial, whose numbers cannot be drawn by "
+        "position. Add up keras.random.uniform(…) < probability, or draw in the data (dataset.map)."
+    )
+
+
+@_in_a_pass
+def shuffle(x: Any, axis: int = 0, seed: Any = None) -> tf.Tensor:
+    """Shuffles as `keras.random.shuffle`, all examples alike."""
+    x = tf.convert_to_tensor(x)
+    keys = _draw(_uniform, seed, [keras.ops.shape(x)[axis]], kind="shuffle")
+    return tf.gather(x, tf.argsort(keys), axis=axis)
+
+
+def _next(generator: keras.random.SeedGenerator, ordered: bool = True) -> tf.Tensor:
+    """Returns the next seed of a generator; refuses one in a pass."""
+    if draws_by_position():
+        raise ConfigError(
+            f"{_layer(generator)!r} takes seeds from a keras.random.SeedGenerator, so its draws "
+            "would depend on the number of replicas. Draw by keras.random functions with "
+            "seed=generator, or use the layer in the data (dataset.map)."
+        )
+    return _next_of_keras(generator, ordered=ordered)
+
+
+_next_of_keras = keras.random.SeedGenerator.next
+keras.random.SeedGenerator.next = _next
+
+
+def _dtype(dtype: Any) -> tf.DType:
+    return tf.as_dtype(keras.backend.standardize_dtype(dtype))
+
+
+def _words(**place: Any) -> tf.Tensor:
+    """Draws words of Philox, int32 [rows, words]; see `_draw`."""
+    return tf.raw_ops.StatelessRandomUniformFullIntV2(dtype=tf.int32, **place)
+
+
+def _uniform(**place: Any) -> tf.Tensor:
+    """Draws numbers uniform in [0, 1), float32 [rows, words]; the same bits where XLA compiles."""
+    if not microbatch.is_compiled():
+        return tf.raw_ops.StatelessRandomUniformV2(dtype=tf.float32, **place)
+    return _uniform_of(_words(**place))
+
+
+def _uniform_of(words: tf.Tensor) -> tf.Tensor:
+    """Returns the numbers that TensorFlow computes from words, float32 of the same shape."""
+    between_1_and_2 = tf.bitwise.bitwise_or(tf.bitwise.bitwise_and(words, _MANTISSA), _ONE)
+    return tf.bitcast(between_1_and_2, tf.float32) - 1.0
+
+
+def _normal(**place: Any) -> tf.Tensor:
+    """Draws standard normal numbers, float32 [rows, words]."""
+    if not microbatch.is_compiled():
+        return tf.raw_ops.StatelessRandomNormalV2(dtype=tf.float32, **place)
+    return _normal_of(_words(**place))
+
+
+def _normal_of(words: tf.Tensor) -> tf.Tensor:
+    """Returns the normal numbers that TensorFlow computes from words, but for their last bits.
+
+    Box and Muller 1958. Two words give two numbers. Float64 makes the functions equal on all
+    devices, and rounds as TensorFlow does where its own functions are exact.
+
+    Args:
+      words: int32 [rows, words], an even number of words.
+
+    Returns:
+      float32 of the same shape. 98% of the numbers have TensorFlow's bits; the others differ by up
+      to 3 units in the last place.
+    """
+    pairs = tf.reshape(_uniform_of(words), [tf.shape(words)[0], -1, 2])
+
+    def rounded(values: tf.Tensor) -> tf.Tensor:
+        return tf.cast(values, tf.float32)
+
+    first, second = tf.unstack(tf.cast(tf.maximum(pairs, [_SMALLEST, 0.0]), tf.float64), axis=-1)
+    radius = tf.sqrt(-2.0 * rounded(tf.math.log(first)))
+    angle = tf.cast(rounded(2 * math.pi * second), tf.float64)
+    both = tf.stack([rounded(tf.sin(angle)) * radius, rounded(tf.cos(angle)) * radius], axis=-1)
+    return tf.reshape(both, tf.shape(words))
+
+
+def _draw(
+    numbers_at: Callable[..., tf.Tensor],
+    seed: Any,
+    shape: Any,
+    *,
+    per_word: int = 1,
+    kind: str = "",
+) -> tf.Tensor:
+    """Draws numbers of a shape, by row or shared.
+
+    Args:
+      numbers_at: Draws an array [rows, numbers] at a place: shape, key, counter and algorithm.
+      seed: None, an integer, or the owner of a stream.
+      shape: Shape of the result. The first dimension of a draw by row is a Python integer.
+      per_word: 1, or 2 to split each 32-bit word into two int16.
+      kind: "shuffle" for the draw of a shuffle.
+
+    Raises:
+      ConfigError: If the draw cannot be placed.
+    """
+    current = microbatch.current()
+    assert current is not None
+    owner = _UNSEEDED if seed is None else seed
+    sizes, layer = _sizes(shape), _layer(owner)
+    if current.in_loop:
+        raise ConfigError(
+            f"{layer!r} draws random numbers in a loop (tf.while_loop, tf.map_fn, "
+            "tf.vectorized_map, the step of a recurrent layer), where each iteration would draw "
+            "the same. Draw the numbers for all iterations before the loop."
+        )
+    place, call = current.call_number(owner, layer)
+    of_example = _rows_of_example(current, (place, call), Drawn(layer, _static(sizes), kind))
+    rows, sizes_of_row = (sizes[0], sizes[1:]) if of_example else (1, sizes)
+    features = math.prod(sizes_of_row)
+    # Each row begins at a whole count of Philox, so that a draw can begin at any row.
+    counts_of_row = -(-features // (_WORDS * per_word))
+    if not isinstance(counts_of_row, int):
+        counts_of_row = tf.cast(counts_of_row, tf.int64)
+    if isinstance(owner, int):  # the same numbers in each update
+        key, counter = hashed("integer seed", owner), tf.zeros([2], tf.uint64)
+    else:
+        own = getattr(owner, "_initial_seed", getattr(owner, "seed", None))
+        of = int(own) if isinstance(own, numbers.Integral) else current.seed
+        key, counter = current.stream(of, current.training, place, call), current.counter
+    first = current.first_row * of_example * counts_of_row if of_example else 0
+    values = numbers_at(
+        shape=[rows, counts_of_row * _WORDS],
+        key=tf.bitcast(tf.constant([key], tf.int64), tf.uint64),
+        counter=counter_at(counter, first),
+        alg=PHILOX,
+    )
+    if per_word > 1:
+        values = tf.reshape(tf.bitcast(values, tf.int16), [rows, -1])
+    return tf.reshape(values[:, :features], sizes)
+
+
+def _rows_of_example(current: Microbatch, key: tuple[int, int], drawn: Drawn) -> int:
+    """Returns how many rows of a draw belong to each example; 0: all share it, as in a step."""
+    if current.drawn is not None:
+        current.drawn[key] = drawn
+        return 0
+    if not current.rows:
+        return 0
+    if current.placing is None or key not in current.placing:
+        raise ConfigError(
+            f"{drawn.layer!r} draws random numbers, but the loss could not be traced with 2 and 4 "
+            "examples before training, so it is unknown whether each example has its own. The loss "
+            "must take any number of examples: leave out a fixed batch size of the model."
+        )
+    of_example = current.placing[key]
+    if of_example and drawn.shape[0] != of_example * current.rows:
+        got = drawn.shape[0] or "an unknown number of"
+        raise ConfigError(
+            f"{drawn.layer!r} must draw {of_example} rows for each of the {current.rows} examples, "
+            f"got {got} rows. Take the shape from x.shape or keras.ops.shape(x)."
+        )
+    return of_example
+
+
+def _layer(owner: Any) -> str:
+    """Returns the name of the layer that draws here, or else of the owner of the stream."""
+    scope = tf.get_current_name_scope().rsplit("/", 1)[-1]
+    return scope or str(getattr(owner, "name", owner))
+
+
+def _sizes(shape: Any) -> list[Any]:
+    """Returns a shape as a list, with Python integers for static sizes."""
+    if tf.is_tensor(shape):
+        static = tf.get_static_value(shape, partial=True)
+        static = [None] * shape.shape[0] if static is None else static
+        shape = [shape[i] if size is None else size for i, size in enumerate(static)]
+    values = [(size, tf.get_static_value(size)) for size in shape]
+    return [size if value is None else int(value) for size, value in values]
+
+
+def _static(sizes: Sequence[Any]) -> tuple[int | None, ...]:
+    return tuple(size if isinstance(size, int) else None for size in sizes)
