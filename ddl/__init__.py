@@ -36,14 +36,14 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
     from ddl.step.verbs.update import Update as Update
     from ddl.step.weight_average import ExponentialMovingAverage as ExponentialMovingAverage
     from ddl.tasks.classification import Classification as Classification
-    from ddl.tasks.current_batch import current_batch as current_batch
+    from ddl.tasks.classification import Segmentation as Segmentation
     from ddl.tasks.distillation import Distillation as Distillation
+    from ddl.tasks.gather import current_batch as current_batch
     from ddl.tasks.gather import gather as gather
     from ddl.tasks.language import LanguageModel as LanguageModel
     from ddl.tasks.language import MaskedLanguageModel as MaskedLanguageModel
     from ddl.tasks.multi_label import MultiLabel as MultiLabel
-    from ddl.tasks.regression import Regression as Regression
-    from ddl.tasks.segmentation import Segmentation as Segmentation
+    from ddl.tasks.supervised import Regression as Regression
     from ddl.tasks.supervised import Supervised as Supervised
     from ddl.tasks.task import PerExample as PerExample
     from ddl.tasks.task import Task as Task
@@ -62,17 +62,17 @@ _HOME = {
     "MaskedLanguageModel": "ddl.tasks.language",
     "MultiLabel": "ddl.tasks.multi_label",
     "PerExample": "ddl.tasks.task",
-    "Regression": "ddl.tasks.regression",
+    "Regression": "ddl.tasks.supervised",
     "Remat": "ddl.step.remat",
     "Retention": "ddl.checkpoints.retention",
-    "Segmentation": "ddl.tasks.segmentation",
+    "Segmentation": "ddl.tasks.classification",
     "StepBatch": "ddl.step.verbs.batches",
     "Supervised": "ddl.tasks.supervised",
     "Task": "ddl.tasks.task",
     "Trainer": "ddl.training.trainer",
     "Update": "ddl.step.verbs.update",
     "WarmStart": "ddl.checkpoints.warm_start",
-    "current_batch": "ddl.tasks.current_batch",
+    "current_batch": "ddl.tasks.gather",
     "find_learning_rate": "ddl.run.range_test",
     "fit": "ddl.run.fit",
     "gather": "ddl.tasks.gather",

@@ -31,7 +31,7 @@ class Arrays:
             example, or 0 for all.
         """
         self.arrays = {
-            name: _as_array(name, array) for name, array in named(arrays, "The data").items()
+            name: _as_array(name, array) for name, array in named(arrays, "The data", 1).items()
         }
         first, *others = self.arrays
         for name in others:

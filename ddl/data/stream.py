@@ -118,10 +118,12 @@ class Stream:
         self._data, self._limit = data, length
         self._yields_batches, self._is_batched = bool(batched), batched
         self._first: Any = None
+        self._weight_rank: int | None = None
         self._first = self._dataset(0)
         spec = self._first.map(self._named).element_spec
         found = elements_of(self._first, spec, self._is_batched, f"An element of {name}")
-        self._is_batched, self.element_spec, known = found
+        self._is_batched, spec, known = found
+        self._weight_rank, self.element_spec = int(self._is_batched), named(spec, name)
         check_weight_spec(self.element_spec, name)
         self.is_endless = known == tf.data.INFINITE_CARDINALITY and length is None
         self.num_examples = length or (known if known >= 0 else None)
@@ -226,7 +228,8 @@ class Stream:
 
     @tf.autograph.experimental.do_not_convert
     def _named(self, *element: Any) -> dict[str, tf.Tensor]:
-        features = named(element[0] if len(element) == 1 else element, f"An element of {self.name}")
+        given = element[0] if len(element) == 1 else element
+        features = named(given, f"An element of {self.name}", self._weight_rank)
         ragged = {n: one for n, one in features.items() if isinstance(one, tf.RaggedTensor)}
         return features | {n: one.to_tensor(shape=one.shape) for n, one in ragged.items()}
 
@@ -328,7 +331,8 @@ class Stream:
     def _checked(self, number: int, element: Any) -> dict[str, np.ndarray]:
         where = f"Element {number:,} of {self.name}"
         # Copies: a generator may fill its arrays anew.
-        features = {n: np.array(array_of(value, n)) for n, value in named(element, where).items()}
+        given = named(element, where, int(self._yields_batches))
+        features = {n: np.array(array_of(value, n)) for n, value in given.items()}
         spec = {n: tf.TensorSpec(v.shape, tensorflow_dtype(n, v)) for n, v in features.items()}
         spec = example_spec(spec, self._yields_batches, where)
         self.element_spec = self.element_spec or spec

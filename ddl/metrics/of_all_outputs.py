@@ -50,29 +50,18 @@ class OfAllOutputs:
           max_bytes: Largest size of outputs and features, checked before they are computed.
 
         Raises:
-          ConfigError: If an argument has another type, or a name is reserved.
+          ConfigError: If the names are no list, or one is reserved.
         """
         check_takes("OfAllOutputs.function", function, ("outputs", "features"))
-        for what, given in (("names", names), ("features", features or ())):
-            if isinstance(given, str) or not all(isinstance(name, str) for name in given):
-                raise ConfigError(
-                    f"OfAllOutputs.{what} must be a list of names, got {given!r:.80}. Write "
-                    "['bleu'] for one name."
-                )
-        if not names or "" in names:
+        if isinstance(names, str) or isinstance(features, str) or not names or "" in names:
             raise ConfigError(
-                f"OfAllOutputs.names must name each figure, got {list(names)}. Give the keys of "
-                "the dict that the function returns, such as ['bleu']."
+                "OfAllOutputs.names must be a list of names, one for each figure, and features a "
+                f"list or None, got {names!r:.80} and {features!r:.80}. Write ['bleu'] for one."
             )
         if taken := [name for name in names if is_reserved(name)]:
             raise ConfigError(
                 "OfAllOutputs.names must not be names of ddl's own figures, got "
                 f"{', '.join(taken)}. Rename the figure, here and in the function."
-            )
-        if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 1:
-            raise ConfigError(
-                "OfAllOutputs.max_bytes must be an integer of at least 1, a number of bytes, got "
-                f"{max_bytes!r:.60}. Leave it out for 1 GiB."
             )
         self.names = tuple(names)
         self.features = None if features is None else tuple(features)
@@ -92,16 +81,13 @@ class OfAllOutputs:
                 f"The function of OfAllOutputs must return a dict with the figures "
                 f"{', '.join(self.names)}, got {got}. Correct OfAllOutputs.names."
             )
-        figures = {}
-        for name in self.names:
-            try:
-                figures[name] = float(found[name])
-            except (TypeError, ValueError) as error:
-                raise ConfigError(
-                    f"The function of OfAllOutputs must return a number as {name!r}, got "
-                    f"{found[name]!r:.80}. Convert it there, such as by float or np.mean."
-                ) from error
-        return figures
+        try:
+            return {name: float(found[name]) for name in self.names}
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"The function of OfAllOutputs must return numbers, got {found!r:.160}. Convert "
+                "them there, such as by float or np.mean."
+            ) from error
 
 
 def checked_corpus_metrics(given: Any) -> tuple[OfAllOutputs, ...]:
@@ -119,9 +105,8 @@ def checked_corpus_metrics(given: Any) -> tuple[OfAllOutputs, ...]:
             f"{given!r:.80}. Wrap a function, as in OfAllOutputs(function, ['bleu'])."
         )
     names = [name for one in several for name in one.names]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(
-                f"Two of Trainer.corpus_metrics have the figure {name!r}. Name each figure once."
-            )
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(
+            f"Two of Trainer.corpus_metrics have the figure {twice[0]!r}. Name each figure once."
+        )
     return tuple(several)

@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from ddl.errors import ConfigError
-from ddl.tasks.checks import one_output, output_shape
+from ddl.tasks.checks import check_model, in_float32
 from ddl.tasks.classification import Classification
 from ddl.tasks.task import PerExample
 
@@ -38,28 +38,11 @@ class Distillation:
         Raises:
           ConfigError: If a model has other classes, or an argument is out of range.
         """
-        if not isinstance(student, Classification):
-            raise ConfigError(
-                f"Distillation.student must be a ddl.Classification, got {student!r:.60}. Pass "
-                "ddl.Classification(model); in a config, write @Classification()."
-            )
-        if not isinstance(teacher, keras.Model):
-            raise ConfigError(
-                f"Distillation.teacher must be a Keras model, got {teacher!r:.60}. Pass the model "
-                "itself; in a config, write @load_exported() with parentheses."
-            )
+        check_model(teacher, "Distillation")
         if not temperature > 0 or not 0 <= share <= 1:
             raise ConfigError(
                 "Distillation.temperature must be above 0 and Distillation.share from 0 to 1, got "
-                f"{temperature} and {share}. Correct the one out of range; the defaults are 4.0 "
-                "and 0.9."
-            )
-        of_student, of_teacher = output_shape(student.model), output_shape(teacher)
-        if None not in (of_student, of_teacher) and of_student != of_teacher:
-            raise ConfigError(
-                f"Distillation needs a teacher with the student's classes, {of_student}, but "
-                f"{teacher.name!r} returns {of_teacher}. Pass a teacher of the same classes, or "
-                "change num_classes of the student."
+                f"{temperature} and {share}. The defaults are 4.0 and 0.9."
             )
         teacher.trainable = False
         self.model = student.model
@@ -81,9 +64,14 @@ class Distillation:
         """
         found, inputs, logits = self.student.forward(features, training)
         outputs = self.teacher(inputs, training=False)
-        form, expected = "[batch, classes] (the teacher)", logits.shape[1:]
-        targets = one_output(outputs, self.teacher, "Distillation", form, expected)
-        teacher = tf.stop_gradient(tf.cast(targets, logits.dtype))
+        if not tf.is_tensor(outputs) or not logits.shape.is_compatible_with(outputs.shape):
+            raise ConfigError(
+                f"Distillation needs a teacher with the student's classes, {logits.shape}, but "
+                f"{self.teacher.name!r} returns {getattr(outputs, 'shape', type(outputs))}. Pass a "
+                "teacher of the same classes, or change num_classes of the student."
+            )
+        logits = in_float32(logits)
+        teacher = tf.stop_gradient(tf.cast(outputs, logits.dtype))
         temperature = tf.constant(self._temperature, logits.dtype)
         distilled = tf.nn.softmax_cross_entropy_with_logits(
             tf.nn.softmax(teacher / temperature), logits / temperature
@@ -96,7 +84,7 @@ class Distillation:
             "label_loss": found.loss,
             "agreement": tf.cast(agreement, tf.float32),
         }
-        return PerExample(loss, metrics)
+        return PerExample(loss, metrics, found.weight)
 
     def predict(self, features: dict[str, Any]) -> tf.Tensor:
         """Returns the student's outputs [batch, classes]."""
