@@ -36,13 +36,13 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
     from ddl.step.verbs.update import Update as Update
     from ddl.step.weight_average import ExponentialMovingAverage as ExponentialMovingAverage
     from ddl.tasks.classification import Classification as Classification
+    from ddl.tasks.classification import MultiLabel as MultiLabel
     from ddl.tasks.classification import Segmentation as Segmentation
     from ddl.tasks.distillation import Distillation as Distillation
     from ddl.tasks.gather import current_batch as current_batch
     from ddl.tasks.gather import gather as gather
     from ddl.tasks.language import LanguageModel as LanguageModel
     from ddl.tasks.language import MaskedLanguageModel as MaskedLanguageModel
-    from ddl.tasks.multi_label import MultiLabel as MultiLabel
     from ddl.tasks.supervised import Regression as Regression
     from ddl.tasks.supervised import Supervised as Supervised
     from ddl.tasks.task import PerExample as PerExample
@@ -60,7 +60,7 @@ _HOME = {
     "LossScale": "ddl.precision",
     "LossWeight": "ddl.optimizers.loss_weight",
     "MaskedLanguageModel": "ddl.tasks.language",
-    "MultiLabel": "ddl.tasks.multi_label",
+    "MultiLabel": "ddl.tasks.classification",
     "PerExample": "ddl.tasks.task",
     "Regression": "ddl.tasks.supervised",
     "Remat": "ddl.step.remat",

@@ -26,9 +26,7 @@ class KerasMetric:
     """
 
     def __init__(
-        self,
-        metric: str | keras.metrics.Metric,
-        arguments: Mapping[str, Any] | None = None,
+        self, metric: str | keras.metrics.Metric, arguments: Mapping[str, Any] | None = None
     ):
         """Finds the class of the metric, and makes one to check the arguments.
 
@@ -58,8 +56,8 @@ class KerasMetric:
                 f"KerasMetric cannot make the metric {self.kind} in float64: {error} Correct its "
                 "arguments, or its get_config."
             ) from None
-        default = metric if isinstance(metric, str) else metric.name
-        self.name: str = (arguments or {}).get("name", default)
+        given = metric if isinstance(metric, str) else metric.name
+        self.name: str = (arguments or {}).get("name", given)
         """Name of the metric: the argument "name", or as it was given, or as Keras names it."""
         self._states: dict[Any, KerasState] = {}
 
@@ -82,15 +80,15 @@ class KerasMetric:
         for what, values in (("labels", labels), ("outputs", outputs)):
             if values.dtype == tf.string or not values.shape.rank:
                 raise ConfigError(
-                    f"The metric {self.name!r} needs {what} of shape [batch, …] that are numbers, "
-                    f"got {values.dtype.name} of shape {tuple(values.shape)}."
+                    f"The metric {self.name!r} needs {what} [batch, …] that are numbers, got "
+                    f"{values.dtype.name} of shape {tuple(values.shape)}."
                 )
         return Inputs(self, labels, outputs, weight)
 
     def state(
         self, name: str, labels: tf.TensorSpec, outputs: tf.TensorSpec, rank: int
     ) -> KerasState:
-        """Returns the state for inputs of some shapes; see `ddl.metrics.values.Metric`.
+        """Returns the state for inputs of some shapes; see `ddl.metrics.values.Inputs`.
 
         Raises:
           ConfigError: If the state does not add up, or the metric does not take the inputs.
@@ -98,32 +96,25 @@ class KerasMetric:
         rows = [tf.TensorSpec(x.shape[rank:], x.dtype) for x in (labels, outputs)]
         key = tuple((tuple(x.shape), x.dtype) for x in rows)
         dimensions = 1 + rows[0].shape.rank
-        faults: list[str] = []
+        faults: list[Any] = []
         # Keras's metrics differ in the shape of the weights that they take.
         for weights in sorted({1, max(dimensions - 1, 1), dimensions}):
             if key not in self._states:
-                found = alone(adding_up, name, self._made, *rows, weights)
-                if isinstance(found, KerasState):
-                    self._states[key] = found
-                else:
-                    faults.append(found)
+                faults.append(alone(adding_up, name, self._made, *rows, weights))
+                if isinstance(faults[-1], KerasState):
+                    self._states[key] = faults[-1]
         if key not in self._states:
             raise ConfigError(
                 f"The metric {name!r} ({self.kind}) does not add up over examples, batches and "
                 f"replicas: {min(faults, key=lambda fault: fault.startswith(FAILS))}. Compute it "
-                "from all outputs at once (ddl.metrics.OfAllOutputs), or return one value for each "
-                "example, whose mean is reported."
+                "from all outputs (ddl.metrics.OfAllOutputs), or return one value for each example."
             )
         return self._states[key]
 
 
 def _class_named(name: str) -> type[keras.metrics.Metric]:
     """Returns the class of a name such as "AUC" or "f1_score"."""
-    known = {
-        key: one
-        for key, one in vars(keras.metrics).items()
-        if isinstance(one, type) and issubclass(one, keras.metrics.Metric)
-    }
+    known = {key: one for key, one in vars(keras.metrics).items() if isinstance(one, type)}
     by_letters = {key.lower(): one for key, one in known.items()}
     found = by_letters.get(name.replace("_", "").lower())
     if found is None:

@@ -69,12 +69,7 @@ class MeanByClass:
 
         Args:
           num_classes: Number of classes.
-
-        Raises:
-          ConfigError: If it is less than 1.
         """
-        if num_classes < 1:
-            raise ConfigError(f"MeanByClass.num_classes must be at least 1, got {num_classes!r}.")
         self._names = [f"/{number}" for number in range(num_classes)]
 
     def __call__(self, labels: Any, values: Any, weight: Any = None) -> Inputs:
@@ -100,7 +95,7 @@ class MeanByClass:
     def state(
         self, name: str, labels: tf.TensorSpec, outputs: tf.TensorSpec, rank: int
     ) -> "SumsByClass":
-        """Returns the sums; see `ddl.metrics.values.Metric`. They add up for any inputs."""
+        """Returns the sums; see `ddl.metrics.values.Inputs`. They add up for any inputs."""
         return SumsByClass(self._names)
 
 
@@ -136,7 +131,7 @@ class SumsByClass:
     def sums(self, labels: tf.Tensor, outputs: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
         """See `ddl.metrics.values.StateSums`."""
         weight = tf.broadcast_to(with_rank(weight, labels.shape.rank), tf.shape(labels))
-        weight, values = tf.reshape(weight, [-1]), tf.reshape(tf.cast(outputs, tf.float64), [-1])
+        weight, values = (tf.reshape(tf.cast(x, tf.float64), [-1]) for x in (weight, outputs))
         values = tf.where(tf.equal(weight, 0), tf.zeros_like(values), values)  # may hold NaN
         labels = tf.cast(tf.reshape(labels, [-1, 1]), tf.int64)
         of_class = tf.equal(labels, tf.range(len(self.names), dtype=tf.int64))
@@ -150,5 +145,6 @@ class SumsByClass:
     def figures(self, sums: np.ndarray) -> tuple[float, ...]:
         """See `ddl.metrics.values.StateSums`."""
         totals, weights = np.reshape(sums, [2, -1])
-        with np.errstate(invalid="ignore"):
-            return tuple(np.where(weights != 0, totals / np.where(weights, weights, 1), np.nan))
+        means = np.full(len(self.names), np.nan)
+        np.divide(totals, weights, out=means, where=weights != 0)
+        return tuple(means.tolist())

@@ -55,14 +55,11 @@ class OfAllOutputs:
         check_takes("OfAllOutputs.function", function, ("outputs", "features"))
         if isinstance(names, str) or isinstance(features, str) or not names or "" in names:
             raise ConfigError(
-                "OfAllOutputs.names must be a list of names, one for each figure, and features a "
-                f"list or None, got {names!r:.80} and {features!r:.80}. Write ['bleu'] for one."
+                "OfAllOutputs.names and features must be lists of names, got "
+                f"{names!r:.80} and {features!r:.80}. Write ['bleu'] for one."
             )
-        if taken := [name for name in names if is_reserved(name)]:
-            raise ConfigError(
-                "OfAllOutputs.names must not be names of ddl's own figures, got "
-                f"{', '.join(taken)}. Rename the figure, here and in the function."
-            )
+        if taken := ", ".join(name for name in names if is_reserved(name)):
+            raise ConfigError(f"OfAllOutputs.names has names of ddl's own: {taken}. Rename them.")
         self.names = tuple(names)
         self.features = None if features is None else tuple(features)
         self.max_bytes = max_bytes
@@ -75,19 +72,16 @@ class OfAllOutputs:
           ConfigError: If the function returns other names, or values that are no numbers.
         """
         found = self._function(outputs, features)
-        if not isinstance(found, Mapping) or set(found) != set(self.names):
-            got = sorted(found) if isinstance(found, Mapping) else f"a {type(found).__name__}"
-            raise ConfigError(
-                f"The function of OfAllOutputs must return a dict with the figures "
-                f"{', '.join(self.names)}, got {got}. Correct OfAllOutputs.names."
-            )
         try:
-            return {name: float(found[name]) for name in self.names}
-        except (TypeError, ValueError) as error:
+            figures = {name: float(found[name]) for name in self.names}
+        except (TypeError, ValueError, KeyError):
+            figures = {}
+        if not figures or len(found) != len(figures):
             raise ConfigError(
-                f"The function of OfAllOutputs must return numbers, got {found!r:.160}. Convert "
-                "them there, such as by float or np.mean."
-            ) from error
+                "The function of OfAllOutputs must return a dict from each figure, "
+                f"{', '.join(self.names)}, to a number, got {found!r:.160}. Correct it."
+            )
+        return figures
 
 
 def checked_corpus_metrics(given: Any) -> tuple[OfAllOutputs, ...]:
@@ -96,10 +90,8 @@ def checked_corpus_metrics(given: Any) -> tuple[OfAllOutputs, ...]:
     Raises:
       ConfigError: If it is neither OfAllOutputs nor a list of such, or two have the same name.
     """
-    several = (given,) if isinstance(given, OfAllOutputs) else given
-    if not isinstance(several, list | tuple) or not all(
-        isinstance(one, OfAllOutputs) for one in several
-    ):
+    several = tuple(given) if isinstance(given, list | tuple) else (given,)
+    if not all(isinstance(one, OfAllOutputs) for one in several):
         raise ConfigError(
             "Trainer.corpus_metrics must be a ddl.metrics.OfAllOutputs, or a list of such, got "
             f"{given!r:.80}. Wrap a function, as in OfAllOutputs(function, ['bleu'])."
@@ -109,4 +101,4 @@ def checked_corpus_metrics(given: Any) -> tuple[OfAllOutputs, ...]:
         raise ConfigError(
             f"Two of Trainer.corpus_metrics have the figure {twice[0]!r}. Name each figure once."
         )
-    return tuple(several)
+    return several

@@ -5,7 +5,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import keras
 import numpy as np
@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from ddl.errors import ConfigError
 
-_T = TypeVar("_T")
 _FLOATX = threading.RLock()
 
 
@@ -33,7 +32,7 @@ def float64_by_default() -> Iterator[None]:
             keras.config.set_floatx(earlier)
 
 
-def alone(function: Callable[..., _T], *arguments: Any) -> _T:
+def alone(function: Callable[..., Any], *arguments: Any) -> Any:
     """Calls a function eagerly, outside of all strategies and graphs, in float64."""
     # A new thread has no strategy and no graph. Only in a thread: a strategy would make a copy of
     # each variable for each replica.
@@ -58,6 +57,7 @@ class KerasState:
       size: Length of the vector.
       names: Text that each figure adds to the name of the metric; of the sums that `figures` had.
       takes_probabilities: Whether outputs outside of [0, 1] are an error.
+      matters: bool [size], where the vector matters to the figures.
     """
 
     def __init__(self, name: str, metric: keras.metrics.Metric, weight_rank: int):
@@ -71,13 +71,14 @@ class KerasState:
         self.names: tuple[str, ...] = ()
         self.metric = metric
         self._name, self._weight_rank = name, weight_rank
-        # R2Score counts padding in a variable of which its result depends only if adjusted.
-        r2 = isinstance(metric, keras.metrics.R2Score) and not metric.num_regressors
-        unused = metric.num_samples if r2 else None
-        self.variables = [v for v in metric.variables if v is not unused]
         self.takes_probabilities = takes_probabilities(metric)
-        self._ends = np.cumsum([math.prod(v.shape) for v in self.variables])
-        self.size = int(self._ends[-1]) + self.takes_probabilities
+        sizes = [math.prod(v.shape) for v in metric.variables]
+        self._ends = np.cumsum(sizes)
+        self.size = sum(sizes) + self.takes_probabilities
+        # R2Score counts padding in a variable on which its result depends only if adjusted.
+        r2 = isinstance(metric, keras.metrics.R2Score) and not metric.num_regressors
+        unused = [r2 and v is metric.num_samples for v in metric.variables]
+        self.matters = ~np.repeat([*unused, False], [*sizes, self.size - sum(sizes)])
 
     def sums(
         self,
@@ -100,12 +101,10 @@ class KerasState:
         of_rows = tf.reshape(weight, [-1] + [1] * (self._weight_rank - 1))
         given = tf.broadcast_to(of_rows, tf.shape(labels)[: self._weight_rank])
         starts = self._values(np.zeros(self.size) if prior is None else prior)
-        every = self.metric.variables
-        before = [tf.constant(starts.get(id(v), 0), v.dtype, v.shape) for v in every]
+        states = [tf.constant(x, v.dtype) for v, x in starts]
         with float64_by_default():
-            after = self.metric.stateless_update_state(before, labels, outputs, sample_weight=given)
-        kept = [x for x, v in zip(after, every, strict=True) if id(v) in starts]
-        parts = [tf.reshape(tf.cast(one, tf.float64), [-1]) for one in kept]
+            after = self.metric.stateless_update_state(states, labels, outputs, sample_weight=given)
+        parts = [tf.reshape(tf.cast(one, tf.float64), [-1]) for one in after]
         if self.takes_probabilities:
             inside = (outputs >= 0) & (outputs <= 1)
             parts.append([tf.reduce_sum(tf.cast(~inside, tf.float64))])
@@ -124,18 +123,16 @@ class KerasState:
                 f"but {sums[-1]:.0f} outputs were outside of [0, 1]. Pass tf.sigmoid or "
                 "tf.nn.softmax of the logits, or set from_logits=True or thresholds=0 if it has it."
             )
-        values = self._values(sums)
-        for variable in self.variables:
-            variable.assign(values[id(variable)])
+        for variable, value in self._values(sums):
+            variable.assign(value)
         flat = _flat(self.metric.result())
         self.names = tuple(name for name, _ in flat)
         return tuple(float(x) for _, x in flat)
 
-    def _values(self, sums: np.ndarray) -> dict[int, np.ndarray]:
-        """Splits the vector into the values of the variables, by their ids."""
+    def _values(self, sums: np.ndarray) -> list[tuple[keras.Variable, np.ndarray]]:
+        """Returns the variables with their parts of the vector."""
         parts = np.split(np.asarray(sums, np.float64), self._ends)
-        pairs = zip(self.variables, parts, strict=False)
-        return {id(v): part.reshape(v.shape) for v, part in pairs}
+        return [(v, x.reshape(v.shape)) for v, x in zip(self.metric.variables, parts, strict=False)]
 
 
 def _only_counted(values: tf.Tensor, rank: int, counts: tf.Tensor) -> tf.Tensor:

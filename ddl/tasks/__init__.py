@@ -1,9 +1,8 @@
 """Tasks: a model, its per-example loss and its metrics."""
 
-from ddl.tasks.classification import Classification, Segmentation
+from ddl.tasks.classification import Classification, MultiLabel, Segmentation
 from ddl.tasks.distillation import Distillation
 from ddl.tasks.language import LanguageModel, MaskedLanguageModel
-from ddl.tasks.multi_label import MultiLabel
 from ddl.tasks.supervised import Regression, Supervised
 
 __all__ = [

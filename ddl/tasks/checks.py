@@ -1,6 +1,6 @@
 """Inputs and outputs of a task's model, and checks that data fit them."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -41,12 +41,12 @@ def inputs_of(
         return features[input_name]  # without any, the error names the feature
     if len(left) == 1:
         return next(iter(left.values()))
-    if inputs:
-        raise ConfigError(
-            f"The model {model.name!r} has one input, but the data have the features "
-            f"{', '.join(sorted(left))}. Set input_name of the task to one of them."
-        )
-    return left
+    if not inputs:
+        return left
+    raise ConfigError(
+        f"The model {model.name!r} has one input, but the data have the features "
+        f"{', '.join(sorted(left))}. Set input_name of the task to one of them."
+    )
 
 
 def names_of(model: keras.Model) -> list[str] | None:
@@ -75,70 +75,48 @@ def check_inputs(
     Raises:
       ConfigError: If a model with one input has several features to choose from.
     """
-    spec, names = source.element_spec, names_of(model)
+    spec, names = source.element_spec, names_of(model) or []
     left = sorted(spec.keys() - {*others, "weight", ENTRY_WEIGHT})
-    if not left:
+    if not left or not spec.keys() >= {*names}:
         raise DataError(
-            f"{task} needs an input beside its labels, got only the features "
-            f"{', '.join(sorted(spec))}. Add the input of the model to the data."
+            f"The model {model.name!r} of {task} needs {', '.join(names) or 'an input'}, but the "
+            f"data have only the features {', '.join(left) or ', '.join(sorted(spec))}. Rename "
+            "them, or add the input of the model to the data."
         )
-    for name in names or ():
-        if name not in spec:
-            raise DataError(
-                f"The model {model.name!r} takes the features {', '.join(names or ())}, but the "
-                f"data have no {name!r}, only {', '.join(left)}. Rename it in the data."
-            )
-    for name, taken in _taken(model, spec, input_name, others):
-        _check_input(model, name, spec[name], taken)
-        for layer in getattr(model, "layers", ()):
-            try:
-                looks_up = isinstance(layer, _TABLES) and layer.input is taken
-            except (AttributeError, ValueError):  # Keras: no input yet, or several
-                continue
-            if looks_up:
-                remedy = (
-                    f"Give the table {layer.name!r} of {model.name!r} more rows, or number the "
-                    "values from 0 on in the data."
-                )
+    inputs = getattr(model, "inputs", None) or ()
+    taken = {name: model.input[name] for name in names}
+    if not names and len(inputs) == 1:
+        given = inputs_of(model, spec, input_name, others)
+        taken = {name: inputs[0] for name, one in spec.items() if one is given}
+    for name, tensor in taken.items():
+        _check_input(model, name, spec[name], tensor)
+        for layer in model.layers:
+            inputs = [x for node in layer._inbound_nodes for x in node.input_tensors]
+            if isinstance(layer, _TABLES) and any(x is tensor for x in inputs):
+                remedy = f"Give the table {layer.name!r} of {model.name!r} more rows."
                 check_range(source, name, layer.input_dim, f"Feature {name!r}", remedy)
 
 
-def _taken(
-    model: keras.Model, spec: Mapping[str, Any], input_name: str, others: Collection[str]
-) -> Iterator[tuple[str, Any]]:
-    """Yields the names of the features and the inputs of the model that take them."""
-    inputs = getattr(model, "inputs", None) or ()
-    if (names := names_of(model)) is not None:
-        yield from ((name, model.input[name]) for name in names)
-    elif len(inputs) < 2:
-        found = inputs_of(model, spec, input_name, others)
-        yield from ((n, one) for one in inputs for n, given in spec.items() if given is found)
-
-
 def _check_input(model: keras.Model, name: str, spec: tf.TensorSpec, taken: Any) -> None:
-    if spec.dtype == tf.string and taken.dtype != "string":
-        raise DataError(
-            f"Feature {name!r} of the data is text, but the model {model.name!r} takes numbers. "
-            "Convert the text to numbers in the data, or set input_name to another feature."
-        )
-    if spec.dtype.is_floating and tf.as_dtype(taken.dtype).is_integer:
-        raise DataError(
-            f"Feature {name!r} of the data must be integers, as the model {model.name!r} takes "
-            f"them, got {spec.dtype.name}. Convert it in the data."
-        )
     expected, given = tuple(taken.shape[1:]), tuple(spec.shape)
-    # Keras adds a last dimension of 1, or removes it.
-    if not fits(without_one(expected), without_one(given)):
+    wanted, remedy = "", "Convert it in the data, or set input_name to another feature."
+    if spec.dtype == tf.string and taken.dtype != "string":
+        wanted, got = "numbers", "is text"
+    elif spec.dtype.is_floating and tf.as_dtype(taken.dtype).is_integer:
+        wanted, got = "must be integers", f"is {spec.dtype.name}"
+    elif not fits(without_one(expected), without_one(given)):  # Keras adds or removes a last 1
+        wanted, got = str(expected), f"has shape {given}"
+        remedy = f"Set the size of the model's inputs to {given}, or reshape the feature."
+    if wanted:
         raise DataError(
-            f"Feature {name!r} of the data has shape {given}, but the model {model.name!r} takes "
-            f"{expected}. Set the size of the model's inputs to {given}, or reshape the feature."
+            f"Feature {name!r} of the data {got}, but the model {model.name!r} takes {wanted}. "
+            f"{remedy}"
         )
 
 
 def fits(expected: Sequence[int | None], given: Sequence[int | None]) -> bool:
     """Returns whether a shape is as expected; None stands for any size."""
-    pairs = zip(expected, given, strict=False)
-    return len(expected) == len(given) and all(None in pair or pair[0] == pair[1] for pair in pairs)
+    return tf.TensorShape(expected).is_compatible_with(given)
 
 
 def without_one(shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
@@ -184,39 +162,30 @@ def check_range(source: Any, name: str, end: int | None, what: str, remedy: str)
 
 
 def check_label(
-    task: Any,
-    spec: tf.TensorSpec,
-    name: str,
-    form: str,
-    shape: Sequence[int | None] | None,
-    remedy: str,
-    *,
-    integers: bool = False,
+    task: Any, spec: tf.TensorSpec, name: str, form: str, shape: Sequence[int | None] | None
 ) -> None:
-    """Raises DataError if a label is text or of another shape, or no integer where those are asked.
+    """Raises DataError if a feature beside the inputs is text, or of another shape or kind.
 
     Args:
-      task: The task.
-      spec: The label of one example.
-      name: Name of the feature.
-      form: The labels that the task needs, in words.
-      shape: Shape that the label must have; None stands for any size, or for any shape.
-      remedy: The last sentences of the error.
-      integers: Whether it must be an integer.
+      task: The task; its `_remedy` ends the error.
+      spec: The feature of one example.
+      name: Its name.
+      form: What the task needs, in words; "integers …" must be integers.
+      shape: Shape that it must have; None stands for any size, or for any shape.
     """
-    is_kind = spec.dtype.is_integer if integers else spec.dtype != tf.string
+    is_kind = spec.dtype.is_integer if form.startswith("integer") else spec.dtype != tf.string
     if not is_kind or not (shape is None or fits(shape, spec.shape)):
         raise DataError(
-            f"Labels of {type(task).__name__} must be {form}, shape {_shape_of(shape)}, got "
+            f"Labels of {type(task).__name__} must be {form}, shape {_shape_of(shape or ())}, got "
             f"feature {name!r}: {'text' if spec.dtype == tf.string else spec.dtype.name} of shape "
-            f"{_shape_of(spec.shape)}. {remedy}"
+            f"{_shape_of(spec.shape)}. {task._remedy}"
         )
 
 
-def _shape_of(shape: Sequence[int | None] | None) -> str:
+def _shape_of(shape: Sequence[int | None]) -> str:
     """Writes the shape of an array of n examples."""
-    sizes = ["n", *("any" if size is None else str(size) for size in shape or ())]
-    return f"({sizes[0]},)" if len(sizes) == 1 else f"({', '.join(sizes)})"
+    sizes = ["any" if size is None else str(size) for size in shape]
+    return f"(n, {', '.join(sizes)})" if sizes else "(n,)"
 
 
 def arrays_of(source: Any) -> Mapping[str, np.ndarray]:

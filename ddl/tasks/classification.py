@@ -1,4 +1,4 @@
-"""Classification with integer or one-hot labels: of examples, and of pixels."""
+"""Classification: of examples and pixels by one class each, and by several classes."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,7 +15,15 @@ from ddl.errors import ConfigError, DataError
 from ddl.layers.transforms.mixing import Mixed
 from ddl.metrics.keras_metric import KerasMetric
 from ddl.metrics.means import MeanByClass
-from ddl.tasks.checks import arrays_of, check_label, check_range, fits, names_of, output_shape
+from ddl.tasks.checks import (
+    arrays_of,
+    check_label,
+    check_range,
+    fits,
+    in_float32,
+    names_of,
+    output_shape,
+)
 from ddl.tasks.supervised import Compared, Head, Supervised
 from ddl.tasks.task import PerExample
 
@@ -51,8 +59,7 @@ class Classification(Supervised):
         by_class: bool = False,
         augmentations: Sequence[Augmentation] = (),
         mixing: Mixing | None = None,
-        input_name: str = "image",
-        label_name: str = "label",
+        **names: Any,
     ):
         """Initializes the task.
 
@@ -73,20 +80,13 @@ class Classification(Supervised):
           mixing: `ddl.layers.Mixup` or `ddl.layers.CutMix`, applied after the augmentations, in
             training only. Loss and accuracies of training are then means of those for both
             labels, and it reports none of `metrics` and nothing by class.
-          input_name: Name of the input feature of a model with one input.
-          label_name: Name of the label feature.
+          names: `input_name`, `label_name` and `class_weight`, as of `Supervised`.
 
         Raises:
           ConfigError: If `loss` has a reduction, `mixing` is a layer of Keras, a model with several
             inputs has augmentations or mixing, or another argument is out of range.
         """
-        super().__init__(
-            model,
-            loss or self._cross_entropy,
-            metrics=metrics,
-            input_name=input_name,
-            label_name=label_name,
-        )
+        super().__init__(model, loss or self._cross_entropy, metrics=metrics, **names)
         if not 0 <= label_smoothing < 1 or (label_smoothing and loss is not None):
             raise ConfigError(
                 f"{self._name}.label_smoothing must be at least 0 and below 1, and only without a "
@@ -102,8 +102,7 @@ class Classification(Supervised):
         if (augmentations or mixing) and names_of(model) is not None:
             raise ConfigError(
                 f"{self._name}.augmentations and mixing need a model with one input, but "
-                f"{model.name!r} takes {', '.join(names_of(model) or ())}. Change the features in "
-                "the data, or write a task of your own."
+                f"{model.name!r} takes a dict. Change the features in the data."
             )
         if "accuracy" in self._heads[""].metrics:
             raise ConfigError(f"{self._name} always reports the accuracy. Remove it from metrics.")
@@ -115,10 +114,8 @@ class Classification(Supervised):
         self._mixing = mixing
         self._takes_logits = loss is None or loss.get_config().get("from_logits", False)
         last = model.layers[-1] if model.layers else None
-        if self._takes_logits and (
-            isinstance(last, keras.layers.Softmax)
-            or getattr(last, "activation", None) is keras.activations.softmax
-        ):
+        is_softmax = getattr(last, "activation", None) is keras.activations.softmax
+        if self._takes_logits and (is_softmax or isinstance(last, keras.layers.Softmax)):
             logging.warning(
                 "The model %r ends in a softmax, but the loss takes logits. The probabilities are "
                 "normalized twice, so training is slow and its result poor. Remove the softmax.",
@@ -191,19 +188,13 @@ class Classification(Supervised):
         spec, shape = source.element_spec[head.label], output_shape(self.model)
         last = shape[-1] if shape else None
         one_hot = spec.shape.rank == (len(shape) if shape else 1) and spec.shape[-1] != 1
-        form = f"integers from 0 to {last - 1 if last else 'classes - 1'}, or one-hot rows"
+        form = "one-hot rows"
+        if not one_hot:
+            form = f"integers from 0 to {last - 1 if last else 'classes - 1'}, or one-hot rows"
         wanted = shape if one_hot or shape is None else shape[:-1]
-        check_label(self, spec, head.label, form, wanted, self._remedy, integers=not one_hot)
-        labels = arrays_of(source).get(head.label)
+        check_label(self, spec, head.label, form, wanted)
         if not one_hot and self._ignored is None:
             check_range(source, head.label, last, "Labels", self._remedy)
-        elif one_hot and labels is not None and not np.allclose(labels.sum(-1), 1):
-            row = int(np.argmax(~np.isclose(labels.sum(-1).reshape(len(labels), -1), 1).all(1)))
-            raise DataError(
-                f"One-hot labels must sum to 1 (feature {head.label!r}), got "
-                f"{labels[row].tolist()!s:.80} in example {row}. For several classes an example, "
-                "use ddl.MultiLabel."
-            )
 
 
 class Segmentation(Classification):
@@ -224,9 +215,7 @@ class Segmentation(Classification):
         model: keras.Model,
         *,
         ignored: int | None = None,
-        class_weights: Sequence[float] | None = None,
-        input_name: str = "image",
-        label_name: str = "label",
+        **names: Any,
     ):
         """Initializes the task.
 
@@ -235,26 +224,20 @@ class Segmentation(Classification):
             classes].
           ignored: Label of pixels to leave out, such as 255 for unlabelled borders; None leaves
             out none.
-          class_weights: Weight of the pixels of each class; None weighs all 1.
-          input_name: Name of the feature of images.
-          label_name: Name of the feature of labels, integer [height, width].
+          names: `input_name`, `label_name` and `class_weight`, as of `Supervised`; labels are
+            integer [height, width].
 
         Raises:
-          ConfigError: If the model is none or its output has another rank, or the weights are not
-            one number of at least 0 for each class.
+          ConfigError: If the model is none or its output has another rank.
         """
-        super().__init__(model, input_name=input_name, label_name=label_name)
+        super().__init__(model, **names)
         shape = output_shape(model)
-        classes = shape[-1] if shape and len(shape) == 3 else None
-        if classes is None or len(class_weights or range(classes)) != classes:
+        if shape is None or len(shape) != 3:
             raise ConfigError(
-                "Segmentation needs a model with logits [batch, height, width, classes], and a "
-                f"weight for each class, but {model.name!r} returns "
-                f"{shape and (None, *shape)} and the weights are {class_weights}. Return logits of "
-                "all pixels, as ddl.models.unet does."
+                "Segmentation needs a model with logits [batch, height, width, classes], as of "
+                f"ddl.models.unet, but {model.name!r} returns {(None, *(shape or ()))}."
             )
-        self._class_weight = self._checked_weights(dict(enumerate(class_weights or ())))
-        self._mean_iou = KerasMetric("MeanIoU", {"num_classes": classes, "name": "mean_iou"})
+        self._mean_iou = KerasMetric("MeanIoU", {"num_classes": shape[-1]})
         self._ignored = ignored
 
     def _compared(self, head: Head, labels: tf.Tensor, outputs: tf.Tensor) -> Compared:
@@ -269,6 +252,94 @@ class Segmentation(Classification):
     def predict(self, features: dict[str, Any]) -> tf.Tensor:
         """Returns the class of each pixel, int64 [batch, height, width]."""
         return tf.argmax(super().predict(features), axis=-1)
+
+
+class MultiLabel(Supervised):
+    """A model from inputs to one logit for each class, each a yes or no of its own.
+
+    The loss of an example is the mean over the classes of the binary cross-entropy. Reports
+    "binary_accuracy", the share of classes that are right, "exact_match", 1 where all are,
+    "f1_micro" and "f1_macro", the F1 score of all classes together and its mean over the classes,
+    "auc", the area under the ROC curve of all classes together, and "mean_average_precision", the
+    mean over the classes of the area under the curve of precision and recall (from 200
+    thresholds).
+    """
+
+    _remedy = (
+        "For one class an example use ddl.Classification, for probabilities ddl.Supervised with a "
+        "loss of Keras."
+    )
+
+    def __init__(
+        self,
+        model: keras.Model,
+        *,
+        threshold: float = 0.5,
+        **names: str,
+    ):
+        """Initializes the task.
+
+        Args:
+          model: Maps inputs [batch, …] to logits [batch, classes]; a model with several inputs gets
+            a dict of the features.
+          threshold: Probability from which a class counts as predicted, for the metrics.
+          names: `input_name` and `label_name`, as of `Supervised`; labels are 0 or 1 for each
+            class.
+
+        Raises:
+          ConfigError: If the model is none or its output has another rank, or an argument is out of
+            range.
+        """
+        super().__init__(model, self._losses, **names)
+        shape = output_shape(model) or (None,)
+        if len(shape) != 1 or not 0 < threshold < 1:
+            raise ConfigError(
+                "MultiLabel needs a model with logits [batch, classes] and a threshold between 0 "
+                f"and 1, but {model.name!r} returns {(None, *shape)}, with {threshold}."
+            )
+        self._threshold = float(np.log(threshold / (1 - threshold)))
+        average_precision = KerasMetric("AUC", {"curve": "PR", "multi_label": True})
+        self._of_chances = {"auc": KerasMetric("AUC"), "mean_average_precision": average_precision}
+        kinds = {f"f1_{kind}": {"average": kind, "threshold": 0.5} for kind in ("micro", "macro")}
+        self._f1 = {name: KerasMetric("F1Score", kind) for name, kind in kinds.items()}
+
+    def _losses(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+        # Not every source has the values as an array to check.
+        is_either = tf.equal(labels, 0.0) | tf.equal(labels, 1.0)
+        message = "Labels of MultiLabel have a value other than 0 and 1"
+        nan = tf.constant(np.nan, logits.dtype)
+        checked = tf.debugging.check_numerics(tf.where(is_either, labels, nan), message)
+        return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(checked, logits), axis=-1)
+
+    def _compared(self, head: Head, labels: tf.Tensor, outputs: tf.Tensor) -> Compared:
+        labels = tf.cast(labels, outputs.dtype)
+        # A logit that is not a number is above no threshold, and predicts nothing.
+        predicted = outputs >= self._threshold
+        right = tf.equal(predicted, labels >= 0.5) & ~tf.math.is_nan(outputs)
+        chances = tf.sigmoid(tf.cast(outputs, tf.float64))
+        predictions = tf.cast(predicted, tf.float64)
+        metrics: dict[str, Any] = {
+            "binary_accuracy": right,
+            "exact_match": tf.reduce_all(right, axis=-1),
+            **{name: f1(labels, predictions) for name, f1 in self._f1.items()},
+            **{name: metric(labels, chances) for name, metric in self._of_chances.items()},
+        }
+        return Compared(head.loss(labels, outputs), metrics)
+
+    def predict(self, features: dict[str, Any]) -> tf.Tensor:
+        """Returns the probability of each class, [batch, classes]."""
+        return tf.sigmoid(in_float32(super().predict(features)))
+
+    def _check_label(self, source: Any, head: Head) -> None:
+        shape = output_shape(self.model) or (None,)
+        spec, values = source.element_spec[head.label], arrays_of(source).get(head.label)
+        check_label(self, spec, head.label, "0 or 1 for each class", shape)
+        if values is not None and not np.isin(values, (0, 1)).all():
+            row = int(np.argmax(~np.isin(values, (0, 1)).all(axis=1)))
+            raise DataError(
+                f"Labels of MultiLabel must be 0 or 1, got {values[row].tolist()} in example "
+                f"{row}. {self._remedy}"
+            )
 
 
 def cross_entropy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from ddl.errors import ConfigError, DataError
 from ddl.layers.transforms.token_masking import TokenMasking
 from ddl.metrics.means import Perplexity
-from ddl.tasks.checks import arrays_of, check_label, check_range, inputs_of, output_shape
+from ddl.tasks.checks import arrays_of, check_label, check_range, output_shape
 from ddl.tasks.classification import Classification
 from ddl.tasks.supervised import Compared, Head
 from ddl.tasks.task import PerExample
@@ -55,9 +55,8 @@ class LanguageModel(Classification):
         shape = output_shape(model)
         if shape is not None and len(shape) != 2:
             raise ConfigError(
-                f"{self._name} needs a model with logits [batch, positions, vocabulary], but "
-                f"{model.name!r} returns {(None, *shape)}. Return the logits of all positions, as "
-                "ddl.models.gpt and ddl.models.bert do."
+                f"{self._name} needs a model with logits [batch, positions, vocabulary], as of "
+                f"ddl.models.gpt and ddl.models.bert, but {model.name!r} returns {(None, *shape)}."
             )
         self._weight_name = weight_name
 
@@ -76,22 +75,15 @@ class LanguageModel(Classification):
             the source has them as arrays.
         """
         super().check(source)
-        spec = source.element_spec
-        given = inputs_of(self.model, spec, self.input_name, self._not_inputs)
+        spec, given = source.element_spec, self._inputs(source.element_spec)
         if "segment" in spec and not (isinstance(given, Mapping) and "segment" in given):
             raise DataError(
                 "The data have padding or several documents in a row (feature 'segment'), but the "
                 f"model {self.model.name!r} takes no 'segment', so that tokens would attend to "
                 "them. Build it with packed=True, or write a model that takes a dict of features."
             )
-        if self._weight_name in spec:
-            form, shape = "weights of the tokens", source.element_spec[self._heads[""].label].shape
-            check_label(
-                self, spec[self._weight_name], self._weight_name, form, shape, "Reshape it."
-            )
-        if self.input_name in spec:
-            _, vocabulary = output_shape(self.model) or (None, None)
-            check_range(source, self.input_name, vocabulary, "Tokens", self._remedy)
+        vocabulary = (output_shape(self.model) or (None,))[-1]
+        check_range(source, self.input_name, vocabulary, "Tokens", self._remedy)
 
 
 class MaskedLanguageModel(LanguageModel):
@@ -132,19 +124,12 @@ class MaskedLanguageModel(LanguageModel):
             model, input_name=input_name, label_name=input_name, weight_name=weight_name
         )
         self._not_inputs = {weight_name}
-        if not isinstance(masking, TokenMasking):
-            raise ConfigError(
-                "MaskedLanguageModel.masking must be a ddl.layers.TokenMasking, got "
-                f"{masking!r:.60}. Pass an instance; in a config, write @TokenMasking()."
-            )
         _, vocabulary = output_shape(model) or (None, None)
         largest = max(masking.mask_token, masking.vocabulary_size - 1)
         if vocabulary is not None and largest >= vocabulary:
             raise ConfigError(
-                f"The vocabulary of {model.name!r} must be at least {largest + 1}, since "
-                f"TokenMasking has mask_token = {masking.mask_token} and vocabulary_size = "
-                f"{masking.vocabulary_size}, but its logits have {vocabulary}. Set the model's "
-                "vocabulary."
+                f"The vocabulary of {model.name!r} must be at least {largest + 1}, as TokenMasking "
+                f"draws tokens up to {largest}, but its logits have {vocabulary}. Set it."
             )
         self.masking = masking
 
@@ -179,7 +164,7 @@ class MaskedLanguageModel(LanguageModel):
         """Checks a data source before training; see `LanguageModel.check`."""
         spec = dict(source.element_spec)
         if "length" in spec and "segment" not in spec and self.input_name in spec:
-            check_label(self, spec["length"], "length", "a number", (), "Rename it.", integers=True)
+            check_label(self, spec["length"], "length", "integers, numbers of tokens", ())
             spec |= dict.fromkeys(("segment", "position"), spec[self.input_name])
         super().check(types.SimpleNamespace(element_spec=spec, arrays=arrays_of(source)))
 

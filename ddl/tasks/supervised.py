@@ -14,7 +14,14 @@ from ddl.layers.broadcasting import broadcasts, with_rank
 from ddl.metrics.keras_metric import KerasMetric
 from ddl.metrics.means import WeightedMean
 from ddl.metrics.values import Inputs, OfMean, Value
-from ddl.tasks.checks import ENTRY_WEIGHT, check_inputs, check_model, in_float32, inputs_of
+from ddl.tasks.checks import (
+    ENTRY_WEIGHT,
+    check_inputs,
+    check_label,
+    check_model,
+    in_float32,
+    inputs_of,
+)
 from ddl.tasks.gather import current_batch, gather
 from ddl.tasks.task import PerExample
 
@@ -70,6 +77,8 @@ class Supervised:
     1, and an evaluation's loss is a mean over its batches, as in Keras.
     """
 
+    _remedy = "Convert it in the data."
+
     def __init__(
         self,
         model: keras.Model,
@@ -110,25 +119,15 @@ class Supervised:
         self._weight_name = ENTRY_WEIGHT
         self._heads = self._made_heads(loss, metrics, loss_weights, label_name)
         self._not_inputs = {head.label for head in self._heads.values()}
-        self._class_weight = self._checked_weights(class_weight or {})
-        if self._class_weight and [*self._heads] != [""]:
-            raise ConfigError(
-                f"{self._name}.class_weight needs a single loss, got losses for "
-                f"{', '.join(self._heads)}. Give weights [batch, …] in (x, y, weight)."
-            )
+        self._class_weight = dict(class_weight or {})
+        if not all(isinstance(key, numbers.Integral) for key in self._class_weight):
+            raise ConfigError(f"{self._name}.class_weight must map integers, got {class_weight}.")
+        if self._class_weight and "" not in self._heads:
+            raise ConfigError(f"{self._name}.class_weight needs a single loss. Give entry weights.")
 
     @property
     def _name(self) -> str:
         return type(self).__name__
-
-    def _checked_weights(self, weights: Mapping[int, float]) -> dict[int, float]:
-        for key, value in weights.items():
-            if not isinstance(key, numbers.Integral) or not float(value) >= 0:
-                raise ConfigError(
-                    f"{self._name}.class_weight must be a dict from integers to weights of at "
-                    f"least 0, got {key!r}: {value!r}."
-                )
-        return dict(weights)
 
     def per_example(self, features: dict[str, Any], training: bool) -> PerExample:
         """Computes the loss and metrics of a batch: see `ddl.Task.per_example`. Replica context."""
@@ -160,11 +159,8 @@ class Supervised:
 
     def _check_label(self, source: Any, head: Head) -> None:
         # A function of the user's may look up text.
-        of_keras = (getattr(head.loss, "__module__", None) or "").startswith("keras.")
-        if source.element_spec[head.label].dtype == tf.string and of_keras:
-            raise DataError(
-                f"Feature {head.label!r} must be numbers, got text. Convert it in the data."
-            )
+        if (getattr(head.loss, "__module__", None) or "").startswith("keras."):
+            check_label(self, source.element_spec[head.label], head.label, "numbers", None)
 
     def _inputs(self, features: Mapping[str, Any]) -> Any:
         return inputs_of(self.model, features, self.input_name, self._not_inputs)
@@ -178,41 +174,38 @@ class Supervised:
             losses, metrics, labels = {"": loss}, {"": metrics}, {"": label}
         losses = {name: one for name, one in losses.items() if one is not None}
         metrics, factors = metrics or {}, _by_output(self.model, factors) or {}
-        for what, given in (
-            ("metrics", metrics),
-            ("loss_weights", factors),
-            ("label_name", labels),
-        ):
+        for what, given in (("metrics", metrics), ("weights", factors), ("labels", labels)):
             if not isinstance(given, Mapping) or not given.keys() <= losses.keys():
                 raise ConfigError(
-                    f"{self._name}.{what} must be a dict by the outputs that have a loss, "
-                    f"{', '.join(losses)}, got {given!r:.80}. With one output, leave it out."
+                    f"{what.capitalize()} of {self._name} must be a dict by the outputs with a "
+                    f"loss, {', '.join(losses)}, got {given!r:.80}. With one loss, leave it out."
                 )
-        heads = {}
-        for name, one in losses.items():
-            named = _named_metrics(self._name, metrics.get(name, ()))
-            factor = float(factors.get(name, 1.0))
-            heads[name] = Head(_loss(one), named, labels.get(name, name), factor)
-        return heads
+        return {
+            name: Head(
+                _function(one, "loss")[1],
+                _named_metrics(self._name, metrics.get(name, ())),
+                labels.get(name, name),
+                float(factors.get(name, 1.0)),
+            )
+            for name, one in losses.items()
+        }
 
     def _per_example(self, features: Mapping[str, Any], outputs: Any) -> PerExample:
         """Returns losses and metrics of the model's outputs."""
-        single = [*self._heads] == [""]
+        single = "" in self._heads
         named = {"": outputs} if single else _by_output(self.model, outputs)
-        is_dict = isinstance(named, Mapping)
-        if not is_dict or not all(tf.is_tensor(named.get(name)) for name in self._heads):
-            got = list(named) if is_dict and not single else f"a {type(outputs).__name__}"
+        given = [named.get(name) if isinstance(named, Mapping) else None for name in self._heads]
+        if not all(map(tf.is_tensor, given)):
+            got = list(named) if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"
             raise ConfigError(
                 f"{self._name} needs a model with {', '.join(self._heads) or 'one output'}, but "
                 f"{self.model.name!r} returns {got}. Give ddl.Supervised losses as a dict by the "
                 "keys that the model returns, or by its output_names."
             )
         entries = self._entry_weights(features)
-        found = {
-            name: self._weighted(features, head, named[name], entries)
-            for name, head in self._heads.items()
-        }
-        return found[""][0] if single else _joined(found, self._heads)
+        pairs = zip(self._heads.values(), given, strict=True)
+        found = [self._weighted(features, head, output, entries) for head, output in pairs]
+        return found[0][0] if single else _joined(self._heads, *zip(*found, strict=True))
 
     def _compared(self, head: Head, labels: tf.Tensor, outputs: tf.Tensor) -> Compared:
         """Compares an output, in float32 or float64, with its labels."""
@@ -278,8 +271,7 @@ class Regression(Supervised):
         *,
         loss: Literal["squared", "absolute", "huber"] = "squared",
         huber_delta: float = 1.0,
-        input_name: str = "image",
-        label_name: str = "label",
+        **names: str,
     ):
         """Initializes the task.
 
@@ -289,8 +281,7 @@ class Regression(Supervised):
           loss: "squared", "absolute", or "huber": squared up to an error of `huber_delta`, linear
             beyond (Huber 1964, "Robust Estimation of a Location Parameter").
           huber_delta: See `loss`.
-          input_name: Name of the input feature of a model with one input.
-          label_name: Name of the feature of labels.
+          names: `input_name` and `label_name`, as of `Supervised`.
 
         Raises:
           ConfigError: If the model is none, `loss` is unknown, or `huber_delta` is not positive.
@@ -299,14 +290,10 @@ class Regression(Supervised):
         if not huber_delta > 0:
             raise ConfigError(f"Regression.huber_delta must be above 0, got {huber_delta}.")
         rmse = KerasMetric("RootMeanSquaredError", {"name": "root_mean_squared_error"})
-        losses = {"squared": "mse", "absolute": "mae"}
-        super().__init__(
-            model,
-            losses.get(loss) or keras.losses.Huber(huber_delta, reduction=None),
-            metrics=["mean_absolute_error", "mean_squared_error", rmse],
-            input_name=input_name,
-            label_name=label_name,
-        )
+        huber = keras.losses.Huber(huber_delta, reduction=None)
+        function = {"squared": "mse", "absolute": "mae", "huber": huber}[loss]
+        metrics = ["mean_absolute_error", "mean_squared_error", rmse]
+        super().__init__(model, function, metrics=metrics, **names)
         self._r2 = KerasMetric("R2Score", {"name": "r2"})
 
     def _compared(self, head: Head, labels: tf.Tensor, outputs: tf.Tensor) -> Compared:
@@ -327,72 +314,56 @@ def _by_output(model: keras.Model, given: Any) -> Any:
     return given
 
 
-def _of_keras(get: Callable[[str], Any], given: Any, argument: str) -> Any:
-    try:
-        return get(given) if isinstance(given, str) else given
-    except ValueError:
-        raise ConfigError(
-            f"Supervised.{argument} must have the name of a Keras {argument.rstrip('s')}, such as "
-            f"'mse', got {given!r}. Correct the name, or pass a function of (labels, outputs)."
-        ) from None
-
-
-def _loss(loss: Any) -> _Function:
-    loss = _of_keras(keras.losses.get, loss, "loss")
-    if isinstance(loss, keras.losses.Loss):
-        if loss.reduction not in (None, "none"):
-            raise ConfigError(
-                f"The loss {loss.name!r} must return one value for each example, but it has "
-                f"reduction={loss.reduction!r}. Create it with reduction=None."
-            )
-        # Not the loss itself, which would drop the mask of `ignore_class` and cast to floatx.
-        return _checked(loss.call, getattr(loss, "fn", None), "loss")
-    if not callable(loss):
-        raise ConfigError(
-            "Supervised.loss must be a name, a Keras loss or a function, or a dict of such by "
-            f"output, got {loss!r:.60}."
-        )
-    return _checked(loss, loss, "loss")
-
-
 def _named_metrics(task: str, metrics: Any) -> dict[str, _Function]:
     if isinstance(metrics, str | Mapping):
         raise ConfigError(
             f"{task}.metrics must be a list, got {metrics!r:.80}. Write [{metrics!r:.60}], or give "
             "losses and metrics as dicts by output."
         )
-    named: dict[str, _Function] = {}
-    for name, metric in map(_metric, metrics):
-        if name in named:
+    named = [_function(metric, "metric") for metric in metrics]
+    names = [name for name, _ in named]
+    for name in names:
+        if names.count(name) > 1:
             raise ConfigError(
                 f"{task}.metrics has two metrics with the name {name!r}. Give one another name: "
                 "ddl.metrics.KerasMetric('Precision', {'name': 'precise'})."
             )
-        named[name] = metric
-    return named
+    return dict(named)
 
 
-def _metric(given: Any) -> tuple[str, _Function]:
-    if given in ("accuracy", "acc"):
+def _function(given: Any, kind: Literal["loss", "metric"]) -> tuple[str, _Function]:
+    """Returns name and function of a loss or metric, by name, of Keras or of the user's."""
+    if kind == "metric" and given in ("accuracy", "acc"):
         return "accuracy", _accuracy
+    found = given
     try:
-        metric = _of_keras(keras.metrics.get, given, "metrics")
-    except TypeError:  # it needs arguments, which `KerasMetric` says
-        metric = KerasMetric(given)
-    if isinstance(metric, keras.metrics.MeanMetricWrapper):
-        checked = _checked(metric._fn, metric._fn, "metric")
-        name = given if isinstance(given, str) else metric.name
-        return name, functools.partial(checked, **metric._fn_kwargs)
-    if isinstance(metric, keras.metrics.Metric):
-        metric = KerasMetric(given)
-    if isinstance(metric, KerasMetric):
-        return metric.name, metric
-    if not callable(metric) or isinstance(metric, type):
+        if isinstance(given, str):
+            found = (keras.losses if kind == "loss" else keras.metrics).get(given)
+    except ValueError:
+        found = None
+    except TypeError:  # a metric that needs arguments, which `KerasMetric` says
+        found = KerasMetric(given)
+    name = given if isinstance(given, str) else getattr(found, "name", "")
+    if isinstance(found, keras.losses.Loss):
+        if found.reduction not in (None, "none"):
+            raise ConfigError(
+                f"The loss {name!r} must return one value for each example, but it has "
+                f"reduction={found.reduction!r}. Create it with reduction=None."
+            )
+        # Not the loss itself, which would drop the mask of `ignore_class` and cast to floatx.
+        return name, _checked(found.call, getattr(found, "fn", None), kind)
+    if isinstance(found, keras.metrics.MeanMetricWrapper):
+        checked = _checked(found._fn, found._fn, kind)
+        return name, functools.partial(checked, **found._fn_kwargs)
+    if isinstance(found, keras.metrics.Metric):
+        found = KerasMetric(given)
+    if not callable(found) or isinstance(found, type):
         raise ConfigError(
-            f"Supervised.metrics must hold names, Keras metrics or functions, got {given!r:.60}."
+            f"Supervised takes a {kind} of Keras, its name, such as 'mse', or a function of "
+            f"(labels, outputs), got {given!r:.80}. Correct it."
         )
-    name = getattr(metric, "__name__", type(metric).__name__)
-    return name, _checked(metric, metric, "metric")
+    name = name or getattr(found, "__name__", type(found).__name__)
+    return name, _checked(found, found, kind)
 
 
 def _checked(function: Any, named: Any, kind: str) -> _Function:
@@ -442,10 +413,9 @@ def _class_weights(
         labels = labels[..., 0]
     elif 1 < labels.shape.rank == outputs.shape.rank:  # one-hot
         labels = tf.argmax(tf.cast(labels, tf.float32), axis=-1)
-    classes = tf.cast(tf.round(labels) if labels.dtype.is_floating else labels, tf.int64)
-    found = tf.ones(tf.shape(classes))
+    found = tf.ones(tf.shape(labels))
     for number, weight in weights.items():
-        found = tf.where(classes == number, tf.constant(float(weight)), found)
+        found = tf.where(tf.cast(labels, tf.int64) == number, float(weight), found)
     return found
 
 
@@ -484,28 +454,26 @@ def _means(values: Any, weight: tf.Tensor | None, name: str) -> tf.Tensor:
 
 
 def _joined(
-    found: Mapping[str, tuple[PerExample, Sequence[tf.Tensor]]], heads: Mapping[str, Head]
+    heads: Mapping[str, Head], parts: Sequence[PerExample], factors: Sequence[list[tf.Tensor]]
 ) -> PerExample:
     """Returns the sum of the losses of several outputs, each a mean by weights of its own."""
-    parts = {name: part for name, (part, _) in found.items()}
-    dtype = next(iter(parts.values())).loss.dtype
-    losses = [tf.cast(one.loss, dtype) for one in parts.values()]
-    weights = [x.weight for x in parts.values()]
-    alike = len({tuple(map(id, factors)) for _, factors in found.values()}) == 1
-    own = [tf.ones_like(losses[0]) if w is None else tf.cast(w, dtype) for w in weights]
+    alike = len({tuple(map(id, one)) for one in factors}) == 1
+    dtype = parts[0].loss.dtype
+    losses = [tf.cast(one.loss, dtype) for one in parts]
+    ones = tf.ones_like(losses[0])
+    weights = [ones if one.weight is None else tf.cast(one.weight, dtype) for one in parts]
     metrics: dict[str, Value] = {}
-    for (name, part), weight in zip(parts.items(), own, strict=True):
+    for name, part, weight in zip(heads, parts, weights, strict=True):
         for metric, value in {"loss": part.loss, **part.metrics}.items():
             is_mean = tf.is_tensor(value) and not alike
             metrics[f"{name}_{metric}"] = WeightedMean()(value, weight) if is_mean else value
     if not alike:
         # Each loss has its own denominator: Σ weight of its entries over the global batch.
         of_data = tf.cast(current_batch().weight, dtype)
-        every = gather(tf.stack([of_data, *(of_data * weight for weight in own)], axis=1))
+        every = gather(tf.stack([of_data, *(of_data * weight for weight in weights)], axis=1))
         kept = tf.where(every.mask[:, tf.newaxis], every.rows, tf.zeros([], dtype))
         examples, *sums = tf.unstack(tf.reduce_sum(kept, axis=0))
-        shares = [w * tf.math.divide_no_nan(examples, x) for w, x in zip(own, sums, strict=True)]
-        losses = [share * loss for share, loss in zip(shares, losses, strict=True)]
-    factors = [tf.constant(head.factor, dtype) for head in heads.values()]
-    total = tf.add_n([factor * loss for factor, loss in zip(factors, losses, strict=True)])
-    return PerExample(total, metrics, weights[0] if alike else None)
+        shares = [tf.math.divide_no_nan(examples, own) for own in sums]
+        losses = [x * y * z for x, y, z in zip(losses, weights, shares, strict=True)]
+    total = tf.add_n([head.factor * x for head, x in zip(heads.values(), losses, strict=True)])
+    return PerExample(total, metrics, parts[0].weight if alike else None)

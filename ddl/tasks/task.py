@@ -106,25 +106,6 @@ def evaluation_loss(task: Any) -> LossFunction | None:
     return evaluate
 
 
-def _instead_of(model: keras.Model) -> str:
-    """Returns the remedy for a model without a task."""
-    config = (model.get_compile_config() or {}) if model.compiled else {}
-    if not config.get("loss"):
-        return "Pass ddl.Classification(model), or a class with `model` and `per_example`."
-    loss: Any = getattr(model, "loss", None)
-    written = repr(config["loss"])
-    if isinstance(loss, keras.losses.Loss):
-        written = f"keras.losses.{type(loss).__name__}(…, reduction=None)"
-    optimizer, metrics = model.optimizer, config.get("metrics")
-    has_trained = optimizer is not None and int(optimizer.iterations.numpy()) > 0
-    return (
-        "Its loss and metrics of `compile` are not read. Pass ddl.Supervised(model, "
-        f"{written}{f', metrics={metrics!r}' if metrics else ''}), and "
-        f"{f'a new {type(optimizer).__name__}' if has_trained else 'model.optimizer'} as the "
-        "optimizer."
-    )
-
-
 def check_task(task: Any) -> None:
     """Checks that an object has the members of a task.
 
@@ -139,8 +120,9 @@ def check_task(task: Any) -> None:
         )
     if not hasattr(task, "per_example") and isinstance(task, keras.Model):
         raise ConfigError(
-            f"Trainer.task must be a model with its loss, got the Keras model {task.name!r} alone. "
-            + _instead_of(task)
+            f"Trainer.task must be a model with its loss, got the Keras model {task.name!r} alone, "
+            "whose `compile` is not read. Pass ddl.Classification(model), or ddl.Supervised(model, "
+            "loss, metrics=[…]) with a loss of reduction=None, and a new optimizer."
         )
     name = type(task).__name__
     if has_step(task):
@@ -152,13 +134,6 @@ def check_task(task: Any) -> None:
                     f"Trainer.task must have `model` and `per_example`, or a `step`, but {name} "
                     f"has no `{member}`. See ddl.Task."
                 )
-    exported = getattr(task, "exported_models", {})
-    if not isinstance(exported, dict) or not all(
-        isinstance(key, str) and isinstance(value, keras.Model) for key, value in exported.items()
-    ):
-        raise ConfigError(
-            f"{name}.exported_models must be a dict from name to Keras model, got {exported!r:.80}."
-        )
     if hasattr(task, "per_example"):
         check_takes(f"{name}.per_example", task.per_example, ("features",), ("training",))
     elif hasattr(task, "evaluate"):
