@@ -38,7 +38,6 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
     from ddl.tasks.classification import Classification as Classification
     from ddl.tasks.classification import MultiLabel as MultiLabel
     from ddl.tasks.classification import Segmentation as Segmentation
-    from ddl.tasks.distillation import Distillation as Distillation
     from ddl.tasks.gather import current_batch as current_batch
     from ddl.tasks.gather import gather as gather
     from ddl.tasks.language import LanguageModel as LanguageModel
@@ -52,7 +51,6 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
 _HOME = {
     "Checkpoints": "ddl.checkpoints.checkpoints",
     "Classification": "ddl.tasks.classification",
-    "Distillation": "ddl.tasks.distillation",
     "EarlyStopping": "ddl.callbacks.early_stopping",
     "ExponentialMovingAverage": "ddl.step.weight_average",
     "Gradients": "ddl.step.verbs.gradients",

@@ -1,13 +1,11 @@
 """Tasks: a model, its per-example loss and its metrics."""
 
 from ddl.tasks.classification import Classification, MultiLabel, Segmentation
-from ddl.tasks.distillation import Distillation
 from ddl.tasks.language import LanguageModel, MaskedLanguageModel
 from ddl.tasks.supervised import Regression, Supervised
 
 __all__ = [
     "Classification",
-    "Distillation",
     "LanguageModel",
     "MaskedLanguageModel",
     "MultiLabel",

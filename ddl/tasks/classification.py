@@ -124,12 +124,6 @@ class Classification(Supervised):
 
     def per_example(self, features: dict[str, Any], training: bool) -> PerExample:
         """Computes the loss and metrics of a batch: see `ddl.Task.per_example`. Replica context."""
-        return self.forward(features, training)[0]
-
-    def forward(
-        self, features: dict[str, Any], training: bool
-    ) -> tuple[PerExample, tf.Tensor, tf.Tensor]:
-        """Returns the result of `per_example`, the augmented inputs and the logits."""
         inputs, label = self._inputs(features), self._heads[""].label
         mixed: Mixed | None = None
         for augmentation in self._augmentations if training else ():
@@ -147,7 +141,7 @@ class Classification(Supervised):
                 if tf.is_tensor(value)
             }
             found = PerExample(mixed.mean(found.loss, other.loss), metrics, found.weight)
-        return found, inputs, logits
+        return found
 
     def _cross_entropy(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
         one_hot = labels.shape.rank == logits.shape.rank

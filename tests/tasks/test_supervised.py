@@ -29,7 +29,7 @@ def tagger(heads=()):
     keras.utils.set_random_seed(3)
     words = keras.Input((STEPS,), name="words", dtype="int32")
     vectors = keras.layers.Embedding(10, 4, mask_zero=True)(words)
-    states = keras.layers.LSTM(4, return_sequences=True)(vectors)
+    states = keras.layers.Dense(4, "tanh")(vectors)
     pooled = keras.layers.GlobalAveragePooling1D()(states)
     outputs = {
         "tags": keras.layers.Dense(3, "softmax", name="tags")(states),

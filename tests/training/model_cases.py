@@ -76,7 +76,7 @@ CASES = {
         lambda: ddl.Segmentation(
             ddl.models.unet((8, 8, 1), 4, widths=(4, 6)),
             ignored=3,
-            class_weights=[1, 2, 0.5, 1],
+            class_weight={1: 2.0, 2: 0.5},
         ),
     ),
     "table": (
@@ -86,11 +86,7 @@ CASES = {
             loss="huber",
         ),
     ),
-    "several": ("several", lambda: ddl.MultiLabel(small_mlp(), positive_weights=[1, 2, 3])),
-    "distillation": (
-        "images",
-        lambda: ddl.Distillation(ddl.Classification(small_mlp()), small_mlp()),
-    ),
+    "several": ("several", lambda: ddl.MultiLabel(small_mlp())),
     "cnn": (
         "images",
         lambda: ddl.Supervised(
