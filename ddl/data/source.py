@@ -44,7 +44,8 @@ class Source:
         source = ddl.data.Source(items, decode)
 
     An item is a dict of arrays, numbers or text, or a tuple (x, y) or (x, y, weight) as Keras takes
-    it; "weight", a float, is the example's weight in loss and metrics. An item must depend only on
+    it; "weight", a float, is the example's weight in loss and metrics; one of a higher rank becomes
+    "entry_weight". An item must depend only on
     its index: augment in `decode` by the seed, or in the model.
 
     Attributes:

@@ -175,17 +175,12 @@ def check_label(
     """
     is_kind = spec.dtype.is_integer if form.startswith("integer") else spec.dtype != tf.string
     if not is_kind or not (shape is None or fits(shape, spec.shape)):
+        wanted, given = (str(("n", *x)).replace("'", "") for x in (shape or (), spec.shape))
+        kind = "text" if spec.dtype == tf.string else spec.dtype.name
         raise DataError(
-            f"Labels of {type(task).__name__} must be {form}, shape {_shape_of(shape or ())}, got "
-            f"feature {name!r}: {'text' if spec.dtype == tf.string else spec.dtype.name} of shape "
-            f"{_shape_of(spec.shape)}. {task._remedy}"
+            f"Labels of {type(task).__name__} must be {form}, shape {wanted}, got feature "
+            f"{name!r}: {kind} of shape {given}. {task._remedy}"
         )
-
-
-def _shape_of(shape: Sequence[int | None]) -> str:
-    """Writes the shape of an array of n examples."""
-    sizes = ["any" if size is None else str(size) for size in shape]
-    return f"(n, {', '.join(sizes)})" if sizes else "(n,)"
 
 
 def arrays_of(source: Any) -> Mapping[str, np.ndarray]:

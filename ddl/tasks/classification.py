@@ -15,15 +15,7 @@ from ddl.errors import ConfigError, DataError
 from ddl.layers.transforms.mixing import Mixed
 from ddl.metrics.keras_metric import KerasMetric
 from ddl.metrics.means import MeanByClass
-from ddl.tasks.checks import (
-    arrays_of,
-    check_label,
-    check_range,
-    fits,
-    in_float32,
-    names_of,
-    output_shape,
-)
+from ddl.tasks import checks
 from ddl.tasks.supervised import Compared, Head, Supervised
 from ddl.tasks.task import PerExample
 
@@ -99,13 +91,11 @@ class Classification(Supervised):
                 f"{self._name}.mixing must be ddl.layers.Mixup or ddl.layers.CutMix, got Keras's "
                 f"{type(mixing).__name__}, which mixes the rows of one replica."
             )
-        if (augmentations or mixing) and names_of(model) is not None:
+        if (augmentations or mixing) and checks.names_of(model) is not None:
             raise ConfigError(
                 f"{self._name}.augmentations and mixing need a model with one input, but "
                 f"{model.name!r} takes a dict. Change the features in the data."
             )
-        if "accuracy" in self._heads[""].metrics:
-            raise ConfigError(f"{self._name} always reports the accuracy. Remove it from metrics.")
         self._ignored: int | None = None
         self._by_class = by_class
         self._label_smoothing = label_smoothing
@@ -154,8 +144,7 @@ class Classification(Supervised):
 
     def _compared(self, head: Head, labels: tf.Tensor, outputs: tf.Tensor) -> Compared:
         one_hot = labels.shape.rank == outputs.shape.rank
-        expected = (*labels.shape[1 : outputs.shape.rank - 1], None)
-        if outputs.shape.rank != len(expected) + 1 or not fits(expected, outputs.shape[1:]):
+        if not labels.shape.is_compatible_with(outputs.shape[: None if one_hot else -1]):
             raise ConfigError(
                 f"{self._name} needs logits of the shape of the labels, {tuple(labels.shape)}, and "
                 f"a last dimension of classes, but {self.model.name!r} returns "
@@ -179,16 +168,16 @@ class Classification(Supervised):
         return Compared(loss, metrics)
 
     def _check_label(self, source: Any, head: Head) -> None:
-        spec, shape = source.element_spec[head.label], output_shape(self.model)
+        spec, shape = source.element_spec[head.label], checks.output_shape(self.model)
         last = shape[-1] if shape else None
         one_hot = spec.shape.rank == (len(shape) if shape else 1) and spec.shape[-1] != 1
         form = "one-hot rows"
         if not one_hot:
             form = f"integers from 0 to {last - 1 if last else 'classes - 1'}, or one-hot rows"
         wanted = shape if one_hot or shape is None else shape[:-1]
-        check_label(self, spec, head.label, form, wanted)
+        checks.check_label(self, spec, head.label, form, wanted)
         if not one_hot and self._ignored is None:
-            check_range(source, head.label, last, "Labels", self._remedy)
+            checks.check_range(source, head.label, last, "Labels", self._remedy)
 
 
 class Segmentation(Classification):
@@ -225,7 +214,7 @@ class Segmentation(Classification):
           ConfigError: If the model is none or its output has another rank.
         """
         super().__init__(model, **names)
-        shape = output_shape(model)
+        shape = checks.output_shape(model)
         if shape is None or len(shape) != 3:
             raise ConfigError(
                 "Segmentation needs a model with logits [batch, height, width, classes], as of "
@@ -284,8 +273,8 @@ class MultiLabel(Supervised):
           ConfigError: If the model is none or its output has another rank, or an argument is out of
             range.
         """
-        super().__init__(model, self._losses, **names)
-        shape = output_shape(model) or (None,)
+        super().__init__(model, tf.nn.sigmoid_cross_entropy_with_logits, **names)
+        shape = checks.output_shape(model) or (None,)
         if len(shape) != 1 or not 0 < threshold < 1:
             raise ConfigError(
                 "MultiLabel needs a model with logits [batch, classes] and a threshold between 0 "
@@ -297,16 +286,13 @@ class MultiLabel(Supervised):
         kinds = {f"f1_{kind}": {"average": kind, "threshold": 0.5} for kind in ("micro", "macro")}
         self._f1 = {name: KerasMetric("F1Score", kind) for name, kind in kinds.items()}
 
-    def _losses(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-        # Not every source has the values as an array to check.
-        is_either = tf.equal(labels, 0.0) | tf.equal(labels, 1.0)
-        message = "Labels of MultiLabel have a value other than 0 and 1"
-        nan = tf.constant(np.nan, logits.dtype)
-        checked = tf.debugging.check_numerics(tf.where(is_either, labels, nan), message)
-        return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(checked, logits), axis=-1)
-
     def _compared(self, head: Head, labels: tf.Tensor, outputs: tf.Tensor) -> Compared:
-        labels = tf.cast(labels, outputs.dtype)
+        # Not every source has the values as an array to check.
+        is_either = (labels == 0) | (labels == 1)
+        labels = tf.where(is_either, tf.cast(labels, outputs.dtype), np.nan)
+        message = "Labels of MultiLabel have a value other than 0 and 1"
+        labels = tf.debugging.check_numerics(labels, message)
+        loss = tf.reduce_mean(head.loss(labels, outputs), axis=-1)
         # A logit that is not a number is above no threshold, and predicts nothing.
         predicted = outputs >= self._threshold
         right = tf.equal(predicted, labels >= 0.5) & ~tf.math.is_nan(outputs)
@@ -318,16 +304,16 @@ class MultiLabel(Supervised):
             **{name: f1(labels, predictions) for name, f1 in self._f1.items()},
             **{name: metric(labels, chances) for name, metric in self._of_chances.items()},
         }
-        return Compared(head.loss(labels, outputs), metrics)
+        return Compared(loss, metrics)
 
     def predict(self, features: dict[str, Any]) -> tf.Tensor:
         """Returns the probability of each class, [batch, classes]."""
-        return tf.sigmoid(in_float32(super().predict(features)))
+        return tf.sigmoid(checks.in_float32(super().predict(features)))
 
     def _check_label(self, source: Any, head: Head) -> None:
-        shape = output_shape(self.model) or (None,)
-        spec, values = source.element_spec[head.label], arrays_of(source).get(head.label)
-        check_label(self, spec, head.label, "0 or 1 for each class", shape)
+        shape = checks.output_shape(self.model) or (None,)
+        spec, values = source.element_spec[head.label], checks.arrays_of(source).get(head.label)
+        checks.check_label(self, spec, head.label, "0 or 1 for each class", shape)
         if values is not None and not np.isin(values, (0, 1)).all():
             row = int(np.argmax(~np.isin(values, (0, 1)).all(axis=1)))
             raise DataError(

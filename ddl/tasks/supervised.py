@@ -14,14 +14,7 @@ from ddl.layers.broadcasting import broadcasts, with_rank
 from ddl.metrics.keras_metric import KerasMetric
 from ddl.metrics.means import WeightedMean
 from ddl.metrics.values import Inputs, OfMean, Value
-from ddl.tasks.checks import (
-    ENTRY_WEIGHT,
-    check_inputs,
-    check_label,
-    check_model,
-    in_float32,
-    inputs_of,
-)
+from ddl.tasks import checks
 from ddl.tasks.gather import current_batch, gather
 from ddl.tasks.task import PerExample
 
@@ -113,10 +106,10 @@ class Supervised:
           ConfigError: If the model is no Keras model, a loss or metric is unknown, a loss has a
             reduction, a class weight is no number of at least 0, or names of outputs do not fit.
         """
-        check_model(model, self._name)
+        checks.check_model(model, self._name)
         self.model = model
         self.input_name = input_name
-        self._weight_name = ENTRY_WEIGHT
+        self._weight_name = checks.ENTRY_WEIGHT
         self._heads = self._made_heads(loss, metrics, loss_weights, label_name)
         self._not_inputs = {head.label for head in self._heads.values()}
         self._class_weight = dict(class_weight or {})
@@ -153,17 +146,17 @@ class Supervised:
                     f"{', '.join(sorted(source.element_spec))}. Rename it in the data, or set "
                     f"input_name and label_name of {self._name}."
                 )
-        check_inputs(self.model, source, self.input_name, self._not_inputs, self._name)
+        checks.check_inputs(self.model, source, self.input_name, self._not_inputs, self._name)
         for head in self._heads.values():
             self._check_label(source, head)
 
     def _check_label(self, source: Any, head: Head) -> None:
         # A function of the user's may look up text.
         if (getattr(head.loss, "__module__", None) or "").startswith("keras."):
-            check_label(self, source.element_spec[head.label], head.label, "numbers", None)
+            checks.check_label(self, source.element_spec[head.label], head.label, "numbers", None)
 
     def _inputs(self, features: Mapping[str, Any]) -> Any:
-        return inputs_of(self.model, features, self.input_name, self._not_inputs)
+        return checks.inputs_of(self.model, features, self.input_name, self._not_inputs)
 
     def _made_heads(
         self, loss: Any, metrics: Any, factors: Any, label: str | Mapping[str, str]
@@ -220,7 +213,7 @@ class Supervised:
         self, features: Mapping[str, Any], head: Head, output: tf.Tensor, entries: tf.Tensor | None
     ) -> tuple[PerExample, list[tf.Tensor]]:
         """Returns the values of an output by example, as means over entries; and its weights."""
-        outputs, labels = in_float32(output), features[head.label]
+        outputs, labels = checks.in_float32(output), features[head.label]
         loss, metrics, valid, valid_in_loss = self._compared(head, labels, outputs)
         weights = [one for one in (_mask_of(output), valid, entries) if one is not None]
         of_states = _product(weights)
@@ -292,17 +285,10 @@ class Regression(Supervised):
         rmse = KerasMetric("RootMeanSquaredError", {"name": "root_mean_squared_error"})
         huber = keras.losses.Huber(huber_delta, reduction=None)
         function = {"squared": "mse", "absolute": "mae", "huber": huber}[loss]
-        metrics = ["mean_absolute_error", "mean_squared_error", rmse]
+        metrics: list[Any] = ["mean_absolute_error", "mean_squared_error", rmse]
+        if len(checks.output_shape(model) or ()) < 2:
+            metrics.append(KerasMetric("R2Score", {"name": "r2"}))
         super().__init__(model, function, metrics=metrics, **names)
-        self._r2 = KerasMetric("R2Score", {"name": "r2"})
-
-    def _compared(self, head: Head, labels: tf.Tensor, outputs: tf.Tensor) -> Compared:
-        labels = tf.cast(labels, outputs.dtype)
-        found = super()._compared(head, labels, outputs)
-        if outputs.shape.rank < 3:
-            shape = [-1, outputs.shape[1] if outputs.shape.rank == 2 else 1]
-            found.metrics["r2"] = self._r2(*(tf.reshape(x, shape) for x in (labels, outputs)))
-        return found
 
 
 def _by_output(model: keras.Model, given: Any) -> Any:

@@ -273,7 +273,6 @@ WRONG = {
         "one static shape.*Pad all to one length.*pack",
     ),
     "single numbers": (lambda: tf.data.Dataset.range(3), "dict of features"),
-    "a weight with a shape": (lambda: examples().map(lambda x, y: (x, y, x)), "'weight'"),
     "lengths that vary": (
         lambda: lambda: ({"x": np.zeros(n)} for n in (2, 2, 3)),
         r"Element 2 of .*test_stream.py:\d+: <lambda> must be as element 0.*\(3,\)",

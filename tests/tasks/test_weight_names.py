@@ -86,13 +86,6 @@ def test_a_task_may_read_it(in_training_only):
     assert np.isfinite(trainer.evaluate()["loss"])
 
 
-def test_arrays_of_zeros_are_refused_at_once():
-    with pytest.raises(DataError, match="'weight' is 0 for all 8 examples"):
-        make_trainer({**DATA, "weight": ZEROS})
-    with pytest.raises(DataError, match="'weight' is 0 for all 8 examples"):
-        make_trainer(DATA, {**DATA, "weight": ZEROS})
-
-
 def test_streams_of_zeros_are_refused_at_the_first_reading():
     trainer = make_trainer(stream(weight=ZEROS), stream(weight=ZEROS))
     with pytest.raises(DataError, match="updates 1 to 3 have weight 0.*the mean loss is undefined"):
@@ -110,10 +103,3 @@ def test_what_may_pass_is_logged(task_weight, caplog):
     assert np.isnan(trainer.train(1)["loss"])
     assert "updates 2 to 2 have weight 0, so the mean loss is NaN" in caplog.text
     assert np.isnan(trainer.evaluate()["loss"]) == (task_weight == 0)
-
-
-@pytest.mark.parametrize("bad", [-1.0, np.nan])
-def test_a_bad_weight_of_a_stream_stops_the_step(bad):
-    weight = np.r_[ONES[1:], np.float32(bad)]
-    with pytest.raises(DataError, match="'weight'"):
-        make_trainer(stream(weight=weight)).train(2)
