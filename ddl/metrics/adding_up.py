@@ -71,7 +71,7 @@ def _fault(
     computed = tf.function(state.sums, autograph=False)
     last = outputs.shape[-1] - 1 if outputs.shape.rank and outputs.shape[-1] > 1 else 9
     chances = 0.05, 0.95
-    ranges: list[Any] = [(0, 1, chances), (0, last, chances), (0, last, (0, 1))]
+    ranges: list[Any] = [(0, 1, chances), (0, last, chances), (0, 1, (0, 1))]
     ranges += [] if state.takes_probabilities else [(0, 1, (-3.0, 3.0))]
     ranges += [] if labels.dtype.is_unsigned or labels.dtype.is_bool else [(-1, 1, chances)]
     changes = np.zeros(state.size, bool)

@@ -36,8 +36,8 @@ def alone(function: Callable[..., Any], *arguments: Any) -> Any:
     """Calls a function eagerly, outside of all strategies and graphs, in float64."""
     # A new thread has no strategy and no graph. Only in a thread: a strategy would make a copy of
     # each variable for each replica.
-    with float64_by_default(), concurrent.futures.ThreadPoolExecutor(1) as thread:
-        return thread.submit(function, *arguments).result()
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(float64_by_default()(function), *arguments).result()
 
 
 def takes_probabilities(metric: Any) -> bool:

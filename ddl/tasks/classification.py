@@ -290,7 +290,7 @@ class MultiLabel(Supervised):
         # Not every source has the values as an array to check.
         is_either = (labels == 0) | (labels == 1)
         labels = tf.where(is_either, tf.cast(labels, outputs.dtype), np.nan)
-        message = "Labels of MultiLabel have a value other than 0 and 1"
+        message = f"Feature {head.label!r} has a value other than 0 and 1 (MultiLabel)"
         labels = tf.debugging.check_numerics(labels, message)
         loss = tf.reduce_mean(head.loss(labels, outputs), axis=-1)
         # A logit that is not a number is above no threshold, and predicts nothing.

@@ -89,7 +89,8 @@ class Supervised:
           model: Maps inputs [batch, …] to outputs [batch, …].
           loss: Name of a Keras loss such as "mse", a Keras loss with reduction=None, or a function
             of (labels, outputs) to [batch, …]. With several outputs, a dict from output to loss, or
-            a list in the order of the outputs; None, or no key, trains an output without a label.
+            a list in the order of the outputs; an output of None, or without a key, needs no label,
+            and layers that only it has must not be trainable.
           metrics: Names of Keras metrics such as "accuracy" or "AUC", Keras metrics,
             `ddl.metrics.KerasMetric`, or functions like a loss, named after the function. The state
             of a metric that is no mean over examples must add up. With several outputs, a dict from

@@ -102,9 +102,8 @@ def expected():
 
 def trainer_of(task, where=("one_device", 1), data=DATA, **options):
     with make_strategy(*where).scope():
-        made = task()
-    options = {"global_batch_size": 8, "eval_data": data, **options}
-    return ddl.Trainer(made, keras.optimizers.SGD(0.1), data, **options)
+        options = {"global_batch_size": 8, "eval_data": data, **options}
+        return ddl.Trainer(task(), keras.optimizers.SGD(0.1), data, **options)
 
 
 # Keras adds 1e-7 to the denominators of F-scores, and divides intersections in float32.

@@ -36,8 +36,12 @@ def tagger(heads=()):
         "other": keras.layers.Dense(3, "softmax", name="other")(states),
         "kind": keras.layers.Dense(1, "sigmoid", name="kind")(pooled),
     }
-    outputs = {name: outputs[name] for name in heads or ["tags"]}
-    return keras.Model({"words": words}, outputs) if heads else keras.Model(words, outputs["tags"])
+    if not heads:
+        return keras.Model(words, outputs["tags"])
+    made = keras.Model({"words": words}, {name: outputs[name] for name in heads})
+    if len(heads) == 3:
+        made.get_layer("other").trainable = False  # as nothing trains it
+    return made
 
 
 def trained(task, data, where=("one_device", 1), **options):
