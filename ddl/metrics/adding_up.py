@@ -83,7 +83,7 @@ def _fault(
         try:
             whole = computed(*map(tf.constant, (*given, weight))).numpy()
             rows = [computed(*map(tf.constant, (*given, row))).numpy() for row in np.diag(weight)]
-            onto = state.sums(*map(tf.constant, (*given, weight)), prior=whole).numpy()
+            onto = state.sums(*map(tf.constant, (*given, weight, whole))).numpy()
         except Exception as raised:
             error = raised
             continue

@@ -8,7 +8,6 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.errors import ConfigError, check_takes
-from ddl.layers.broadcasting import with_rank
 from ddl.metrics.values import Inputs, OfMean
 
 
@@ -92,24 +91,18 @@ class MeanByClass:
             )
         return Inputs(self, labels, values, weight)
 
-    def state(
-        self, name: str, labels: tf.TensorSpec, outputs: tf.TensorSpec, rank: int
-    ) -> "SumsByClass":
+    def state(self, name: str, labels: Any, outputs: Any, rank: int) -> "SumsByClass":
         """Returns the sums; see `ddl.metrics.values.Inputs`. They add up for any inputs."""
         return SumsByClass(self._names)
 
 
-class WeightedMean(MeanByClass):
+class WeightedMean:
     """A mean with weights of its own, where a tensor in `metrics` has those of the loss.
 
     return ddl.PerExample(loss, {"head_loss": WeightedMean()(other, weight)})
     """
 
-    def __init__(self) -> None:
-        """Initializes the metric."""
-        self._names = [""]
-
-    def __call__(self, values: Any, weight: Any, _: None = None) -> Inputs:
+    def __call__(self, values: Any, weight: Any) -> Inputs:
         """Returns a value for `ddl.PerExample.metrics`. Replica context.
 
         Args:
@@ -118,6 +111,10 @@ class WeightedMean(MeanByClass):
         """
         values = tf.convert_to_tensor(values)
         return Inputs(self, tf.zeros_like(values, tf.int64), values, weight)
+
+    def state(self, name: str, labels: Any, outputs: Any, rank: int) -> "SumsByClass":
+        """Returns the sums; see `ddl.metrics.values.Inputs`."""
+        return SumsByClass([""])
 
 
 class SumsByClass:
@@ -130,7 +127,9 @@ class SumsByClass:
 
     def sums(self, labels: tf.Tensor, outputs: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
         """See `ddl.metrics.values.StateSums`."""
-        weight = tf.broadcast_to(with_rank(weight, labels.shape.rank), tf.shape(labels))
+        missing = [1] * (labels.shape.rank - weight.shape.rank)
+        weight = tf.reshape(weight, [*weight.shape, *missing])
+        weight = tf.broadcast_to(weight, tf.shape(labels))
         weight, values = (tf.reshape(tf.cast(x, tf.float64), [-1]) for x in (weight, outputs))
         values = tf.where(tf.equal(weight, 0), tf.zeros_like(values), values)  # may hold NaN
         labels = tf.cast(tf.reshape(labels, [-1, 1]), tf.int64)

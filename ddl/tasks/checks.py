@@ -83,7 +83,7 @@ def check_inputs(
             f"data have only the features {', '.join(left) or ', '.join(sorted(spec))}. Rename "
             "them, or add the input of the model to the data."
         )
-    inputs = getattr(model, "inputs", None) or ()
+    inputs: Sequence[Any] = getattr(model, "inputs", None) or ()
     taken = {name: model.input[name] for name in names}
     if not names and len(inputs) == 1:
         given = inputs_of(model, spec, input_name, others)

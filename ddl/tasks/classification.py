@@ -153,7 +153,9 @@ class Classification(Supervised):
         # Integers have no argmax on GPUs.
         classes = tf.argmax(tf.cast(labels, tf.float32), -1) if one_hot else as_int64(labels)
         loss = head.loss(labels, outputs)
-        metrics: dict[str, Any] = {"accuracy": accuracy(classes, outputs, loss)}
+        is_plain = head.loss == self._cross_entropy and not one_hot and not self._label_smoothing
+        right = accuracy(classes, outputs, loss if is_plain else None)
+        metrics: dict[str, Any] = {"accuracy": right}
         if self._top_k is not None:
             metrics[f"top_{self._top_k}_accuracy"] = top_k_accuracy(classes, outputs, self._top_k)
         if self._by_class:
@@ -258,7 +260,7 @@ class MultiLabel(Supervised):
         model: keras.Model,
         *,
         threshold: float = 0.5,
-        **names: str,
+        **names: Any,
     ):
         """Initializes the task.
 
@@ -343,7 +345,7 @@ def cross_entropy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.reduce_any(is_own, axis=-1), -tf.reduce_sum(own, axis=-1), nan)
 
 
-def accuracy(labels: tf.Tensor, logits: tf.Tensor, loss: tf.Tensor) -> tf.Tensor:
+def accuracy(labels: tf.Tensor, logits: tf.Tensor, loss: tf.Tensor | None = None) -> tf.Tensor:
     """Returns 1.0 where the largest logit is the label's, else 0.0.
 
     Ties go to the first class. A row with a NaN counts as wrong.
@@ -358,7 +360,9 @@ def accuracy(labels: tf.Tensor, logits: tf.Tensor, loss: tf.Tensor) -> tf.Tensor
       float32 [batch, …].
     """
     is_right = tf.equal(tf.argmax(logits, axis=-1), as_int64(labels))
-    return tf.cast(is_right & ~tf.math.is_nan(loss), tf.float32)
+    is_nan = tf.math.is_nan(logits if loss is None else loss)
+    is_nan = is_nan if loss is not None else tf.reduce_any(is_nan, axis=-1)
+    return tf.cast(is_right & ~is_nan, tf.float32)
 
 
 def top_k_accuracy(labels: tf.Tensor, logits: tf.Tensor, k: int) -> tf.Tensor:

@@ -159,9 +159,7 @@ class Supervised:
     def _inputs(self, features: Mapping[str, Any]) -> Any:
         return checks.inputs_of(self.model, features, self.input_name, self._not_inputs)
 
-    def _made_heads(
-        self, loss: Any, metrics: Any, factors: Any, label: str | Mapping[str, str]
-    ) -> dict[str, Head]:
+    def _made_heads(self, loss: Any, metrics: Any, factors: Any, label: Any) -> dict[str, Head]:
         """Returns the heads by the names of the outputs; "" stands for the only one."""
         losses, labels = _by_output(self.model, loss), {} if label == "label" else label
         if not isinstance(losses, Mapping):
@@ -265,7 +263,7 @@ class Regression(Supervised):
         *,
         loss: Literal["squared", "absolute", "huber"] = "squared",
         huber_delta: float = 1.0,
-        **names: str,
+        **names: Any,
     ):
         """Initializes the task.
 
