@@ -47,8 +47,6 @@ STATED = (
     Stated("digits_cnn_lars.gin", "accuracy", ["98.6%"]),
     Stated("digits_cnn_regularized.gin", "accuracy", ["99.2%", "99.4%"]),
     Stated("digits_resnet_goyal.gin", "accuracy", ["98.3%", "99.2%"]),
-    Stated("digits_distillation.gin", "accuracy", ["95.8%"]),
-    Stated("digits_distillation.gin", "accuracy", ["97.2%"], ["Distillation.share = 0.0"]),
     Stated("digits_vit.gin", "accuracy", ["95.3%"]),
     Stated("digits_resnet18.gin", "accuracy", ["98.1%"]),
     Stated("penguins_body_mass.gin", "mean_absolute_error", ["0.26"]),

@@ -36,14 +36,13 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
     from ddl.step.verbs.update import Update as Update
     from ddl.step.weight_average import ExponentialMovingAverage as ExponentialMovingAverage
     from ddl.tasks.classification import Classification as Classification
-    from ddl.tasks.current_batch import current_batch as current_batch
-    from ddl.tasks.distillation import Distillation as Distillation
+    from ddl.tasks.classification import MultiLabel as MultiLabel
+    from ddl.tasks.classification import Segmentation as Segmentation
+    from ddl.tasks.gather import current_batch as current_batch
     from ddl.tasks.gather import gather as gather
     from ddl.tasks.language import LanguageModel as LanguageModel
     from ddl.tasks.language import MaskedLanguageModel as MaskedLanguageModel
-    from ddl.tasks.multi_label import MultiLabel as MultiLabel
-    from ddl.tasks.regression import Regression as Regression
-    from ddl.tasks.segmentation import Segmentation as Segmentation
+    from ddl.tasks.supervised import Regression as Regression
     from ddl.tasks.supervised import Supervised as Supervised
     from ddl.tasks.task import PerExample as PerExample
     from ddl.tasks.task import Task as Task
@@ -52,7 +51,6 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
 _HOME = {
     "Checkpoints": "ddl.checkpoints.checkpoints",
     "Classification": "ddl.tasks.classification",
-    "Distillation": "ddl.tasks.distillation",
     "EarlyStopping": "ddl.callbacks.early_stopping",
     "ExponentialMovingAverage": "ddl.step.weight_average",
     "Gradients": "ddl.step.verbs.gradients",
@@ -60,19 +58,19 @@ _HOME = {
     "LossScale": "ddl.precision",
     "LossWeight": "ddl.optimizers.loss_weight",
     "MaskedLanguageModel": "ddl.tasks.language",
-    "MultiLabel": "ddl.tasks.multi_label",
+    "MultiLabel": "ddl.tasks.classification",
     "PerExample": "ddl.tasks.task",
-    "Regression": "ddl.tasks.regression",
+    "Regression": "ddl.tasks.supervised",
     "Remat": "ddl.step.remat",
     "Retention": "ddl.checkpoints.retention",
-    "Segmentation": "ddl.tasks.segmentation",
+    "Segmentation": "ddl.tasks.classification",
     "StepBatch": "ddl.step.verbs.batches",
     "Supervised": "ddl.tasks.supervised",
     "Task": "ddl.tasks.task",
     "Trainer": "ddl.training.trainer",
     "Update": "ddl.step.verbs.update",
     "WarmStart": "ddl.checkpoints.warm_start",
-    "current_batch": "ddl.tasks.current_batch",
+    "current_batch": "ddl.tasks.gather",
     "find_learning_rate": "ddl.run.range_test",
     "fit": "ddl.run.fit",
     "gather": "ddl.tasks.gather",

@@ -13,12 +13,14 @@ ONE_LENGTH = "Pad all to one length, or pack several into rows of one length (dd
 """The remedy for features whose shapes vary."""
 
 
-def named(example: Any, what: str) -> dict[str, Any]:
+def named(example: Any, what: str, weight_rank: int | None = 0) -> dict[str, Any]:
     """Returns an example as a dict of features; a tuple's parts become "image", "label", "weight".
 
     Args:
-      example: A dict; or (x, y) or (x, y, weight), where x may be a dict of features.
+      example: A dict; or (x, y) or (x, y, weight), where x and y may be dicts of features.
       what: Name of the example in messages.
+      weight_rank: Rank of "weight" if it is one number for each example. One of a higher rank, such
+        as of time steps, becomes "entry_weight". None: any rank.
 
     Raises:
       DataError: If the example has another form, or a feature is a dict.
@@ -27,6 +29,8 @@ def named(example: Any, what: str) -> dict[str, Any]:
         inputs, *others = example
         parts = dict(zip(("label", "weight"), others, strict=False))
         features = dict(inputs) if isinstance(inputs, Mapping) else {"image": inputs}
+        if others and isinstance(others[0], Mapping):  # labels of several outputs
+            parts |= dict(parts.pop("label"))
         if both := parts.keys() & features.keys():
             raise DataError(
                 f"{what} is a tuple (x, y), whose x has the feature {min(both)!r} too. Rename it."
@@ -42,7 +46,13 @@ def named(example: Any, what: str) -> dict[str, Any]:
         if value is None or isinstance(value, Mapping):
             kind = "None. Leave it out" if value is None else "a dict. Put its features beside"
             raise DataError(f"Feature {name!r} of {what} is {kind}.")
-    return dict(example)
+    features = dict(example)
+    weight = features.get("weight")
+    if weight is not None and weight_rank is not None:
+        shape = getattr(weight, "shape", None)
+        if len(array_of(weight, "weight", what).shape if shape is None else shape) > weight_rank:
+            features["entry_weight"] = features.pop("weight")
+    return features
 
 
 def array_of(value: Any, name: str, what: str) -> np.ndarray:

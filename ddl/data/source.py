@@ -42,7 +42,7 @@ class Arrays:
             dtype that TensorFlow lacks.
         """
         self.arrays = {
-            n: _as_array(n, one) for n, one in features.named(arrays, "The data").items()
+            n: _as_array(n, one) for n, one in features.named(arrays, "The data", 1).items()
         }
         first, *others = self.arrays
         for name in others:
@@ -94,7 +94,8 @@ class Source:
         source = ddl.data.Source(items, decode)
 
     An item is a dict of arrays, numbers or text, or a tuple (x, y) or (x, y, weight) as Keras takes
-    it; "weight", a float, is the example's weight in loss and metrics. An item must depend only on
+    it; "weight", a float, is the example's weight in loss and metrics; one of a higher rank becomes
+    "entry_weight". An item must depend only on
     its index: augment in `decode` by the seed, or in the model.
 
     Attributes:

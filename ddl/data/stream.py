@@ -112,6 +112,7 @@ class Stream:
         self._data, self._yields_batches, self._is_batched = data, bool(batched), batched
         self._forms: set[Any] = set()  # dtypes and shapes of elements in Python that were checked
         self._first: Any = None
+        self._weight_rank: int | None = None
         self._first = self._dataset(0)
         known = self._find_elements()
         features.check_weight_spec(self.element_spec, name)
@@ -198,7 +199,8 @@ class Stream:
                 )
             # Another number of rows than the operation made is no longer its batch.
             self._is_batched = rows is None or (rows > 0 and made in (None, rows))
-        self.element_spec = _example_spec(spec, self._is_batched, what)
+        self.element_spec = features.named(_example_spec(spec, self._is_batched, what), what)
+        self._weight_rank = int(self._is_batched)
         if not self._is_batched or count < 0:
             return count
         if rows is not None:
@@ -261,7 +263,8 @@ class Stream:
     @tf.autograph.experimental.do_not_convert
     def _named(self, *element: Any) -> dict[str, tf.Tensor]:
         what = f"An element of {self.name}"
-        example = features.named(element[0] if len(element) == 1 else element, what)
+        given = element[0] if len(element) == 1 else element
+        example = features.named(given, what, self._weight_rank)
         ragged = {n: one for n, one in example.items() if isinstance(one, tf.RaggedTensor)}
         return example | {n: one.to_tensor(shape=one.shape) for n, one in ragged.items()}
 
@@ -349,7 +352,7 @@ class Stream:
     def _checked(self, number: int, element: Any) -> dict[str, np.ndarray]:
         where = f"Element {number:,} of {self.name}"
         # Copies: a generator may fill its arrays anew.
-        named = features.named(element, where)
+        named = features.named(element, where, int(self._yields_batches))
         example = {
             name: np.array(features.array_of(one, name, where)) for name, one in named.items()
         }

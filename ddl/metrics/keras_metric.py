@@ -1,22 +1,15 @@
 """Metrics of Keras whose state adds up, exact over any devices."""
 
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from ddl.errors import ConfigError
+from ddl.errors import ConfigError, did_you_mean
 from ddl.metrics.adding_up import FAILS, adding_up
-from ddl.metrics.in_float64 import alone, maker_of
-from ddl.metrics.state import KerasState
+from ddl.metrics.state import KerasState, alone
 from ddl.metrics.values import Inputs
-
-_REMEDY = (
-    "Compute it from all outputs at once (ddl.metrics.OfAllOutputs), or return one value for each "
-    "example, whose mean is reported."
-)
 
 
 class KerasMetric:
@@ -33,9 +26,7 @@ class KerasMetric:
     """
 
     def __init__(
-        self,
-        metric: str | keras.metrics.Metric,
-        arguments: Mapping[str, Any] | None = None,
+        self, metric: str | keras.metrics.Metric, arguments: Mapping[str, Any] | None = None
     ):
         """Finds the class of the metric, and makes one to check the arguments.
 
@@ -47,31 +38,31 @@ class KerasMetric:
         Raises:
           ConfigError: If there is no such metric, or it does not take the arguments.
         """
-        if not isinstance(metric, str | keras.metrics.Metric):
+        if not isinstance(metric, str) and (
+            arguments or not isinstance(metric, keras.metrics.Metric)
+        ):
             raise ConfigError(
-                "KerasMetric.metric must be the name of a Keras metric or a Keras metric, got "
-                f"{metric!r:.80}. Name it, as in KerasMetric('AUC'), or pass a metric itself."
+                "KerasMetric takes the name of a Keras metric with arguments, or a Keras metric "
+                f"alone, got {metric!r:.80} and {arguments!r:.80}. Name it: KerasMetric('AUC')."
             )
-        if arguments and not isinstance(metric, str):
-            raise ConfigError(
-                "KerasMetric.arguments belong to the name of a metric, got the metric "
-                f"{metric.name!r}. Pass the arguments to its class."
-            )
-        self._make = maker_of(metric, dict(arguments or {}))
+        self._class = _class_named(metric) if isinstance(metric, str) else type(metric)
+        self._config = dict(arguments or {}) if isinstance(metric, str) else metric.get_config()
+        self.kind = self._class.__name__
+        """Name of the metric's class."""
         try:
-            made = alone(self._make)
+            alone(self._made)
         except Exception as error:
-            given = metric if isinstance(metric, str) else type(metric).__name__
             raise ConfigError(
-                f"KerasMetric cannot make the metric {given} in float64: {error} Correct its "
+                f"KerasMetric cannot make the metric {self.kind} in float64: {error} Correct its "
                 "arguments, or its get_config."
             ) from None
-        given = (arguments or {}).get("name", metric)
-        self.name: str = given if isinstance(given, str) else given.name
+        given = metric if isinstance(metric, str) else metric.name
+        self.name: str = (arguments or {}).get("name", given)
         """Name of the metric: the argument "name", or as it was given, or as Keras names it."""
-        self.kind = type(made).__name__
-        """Name of the metric's class."""
         self._states: dict[Any, KerasState] = {}
+
+    def _made(self) -> keras.metrics.Metric:
+        return self._class.from_config({**self._config, "dtype": "float64"})
 
     def __call__(self, labels: Any, outputs: Any, weight: Any = None) -> Inputs:
         """Returns a value for `ddl.PerExample.metrics`. Replica context.
@@ -89,48 +80,46 @@ class KerasMetric:
         for what, values in (("labels", labels), ("outputs", outputs)):
             if values.dtype == tf.string or not values.shape.rank:
                 raise ConfigError(
-                    f"The metric {self.name!r} needs {what} of shape [batch, …] that are numbers, "
-                    f"got {values.dtype.name} of shape {tuple(values.shape)}. Pass a number for "
-                    "each example."
+                    f"The metric {self.name!r} needs {what} [batch, …] that are numbers, got "
+                    f"{values.dtype.name} of shape {tuple(values.shape)}."
                 )
-        weight = None if weight is None else tf.convert_to_tensor(weight)
         return Inputs(self, labels, outputs, weight)
 
     def state(
         self, name: str, labels: tf.TensorSpec, outputs: tf.TensorSpec, rank: int
     ) -> KerasState:
-        """Returns the state for inputs of some shapes; see `ddl.metrics.values.Metric`.
+        """Returns the state for inputs of some shapes; see `ddl.metrics.values.Inputs`.
 
         Raises:
           ConfigError: If the state does not add up, or the metric does not take the inputs.
         """
         rows = [tf.TensorSpec(x.shape[rank:], x.dtype) for x in (labels, outputs)]
         key = tuple((tuple(x.shape), x.dtype) for x in rows)
+        dimensions = 1 + rows[0].shape.rank
+        faults: list[Any] = []
+        # Keras's metrics differ in the shape of the weights that they take.
+        for weights in sorted({1, max(dimensions - 1, 1), dimensions}):
+            if key not in self._states:
+                faults.append(alone(adding_up, name, self._made, *rows, weights))
+                if isinstance(faults[-1], KerasState):
+                    self._states[key] = faults[-1]
         if key not in self._states:
-            self._states[key] = self._checked(name, *rows)
+            raise ConfigError(
+                f"The metric {name!r} ({self.kind}) does not add up over examples, batches and "
+                f"replicas: {min(faults, key=lambda fault: fault.startswith(FAILS))}. Compute it "
+                "from all outputs (ddl.metrics.OfAllOutputs), or return one value for each example."
+            )
         return self._states[key]
 
-    def _checked(self, name: str, labels: tf.TensorSpec, outputs: tf.TensorSpec) -> KerasState:
-        dimensions = 1 + labels.shape.rank
-        faults: list[str] = []
-        # Keras's metrics differ in the shape of the weights that they take.
-        for rank in sorted({1, max(dimensions - 1, 1), dimensions}):
-            check = functools.partial(adding_up, name, self._make, labels, outputs, rank)
-            found = alone(check)
-            if isinstance(found, KerasState):
-                return found
-            faults.append(found)
+
+def _class_named(name: str) -> type[keras.metrics.Metric]:
+    """Returns the class of a name such as "AUC" or "f1_score"."""
+    known = {key: one for key, one in vars(keras.metrics).items() if isinstance(one, type)}
+    by_letters = {key.lower(): one for key, one in known.items()}
+    found = by_letters.get(name.replace("_", "").lower())
+    if found is None:
         raise ConfigError(
-            f"The metric {name!r} ({self.kind}) does not add up over examples, batches and "
-            f"replicas: {min(faults, key=lambda fault: fault.startswith(FAILS))}. {_REMEDY}"
+            "KerasMetric.metric must be the name of a metric of Keras, such as 'AUC' or 'F1Score', "
+            f"or a Keras metric, got {name!r}. Correct the name.{did_you_mean(name, list(known))}"
         )
-
-
-def check_names(parameter: str, names: Sequence[str]) -> None:
-    """Raises ConfigError if two metrics of a task's parameter have the same name."""
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(
-                f"{parameter} has two metrics with the name {name!r}. Give one another name: "
-                "ddl.metrics.KerasMetric('Precision', {'name': 'precise'})."
-            )
+    return found

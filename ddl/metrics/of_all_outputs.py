@@ -50,30 +50,16 @@ class OfAllOutputs:
           max_bytes: Largest size of outputs and features, checked before they are computed.
 
         Raises:
-          ConfigError: If an argument has another type, or a name is reserved.
+          ConfigError: If the names are no list, or one is reserved.
         """
         check_takes("OfAllOutputs.function", function, ("outputs", "features"))
-        for what, given in (("names", names), ("features", features or ())):
-            if isinstance(given, str) or not all(isinstance(name, str) for name in given):
-                raise ConfigError(
-                    f"OfAllOutputs.{what} must be a list of names, got {given!r:.80}. Write "
-                    "['bleu'] for one name."
-                )
-        if not names or "" in names:
+        if isinstance(names, str) or isinstance(features, str) or not names or "" in names:
             raise ConfigError(
-                f"OfAllOutputs.names must name each figure, got {list(names)}. Give the keys of "
-                "the dict that the function returns, such as ['bleu']."
+                "OfAllOutputs.names and features must be lists of names, got "
+                f"{names!r:.80} and {features!r:.80}. Write ['bleu'] for one."
             )
-        if taken := [name for name in names if is_reserved(name)]:
-            raise ConfigError(
-                "OfAllOutputs.names must not be names of ddl's own figures, got "
-                f"{', '.join(taken)}. Rename the figure, here and in the function."
-            )
-        if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 1:
-            raise ConfigError(
-                "OfAllOutputs.max_bytes must be an integer of at least 1, a number of bytes, got "
-                f"{max_bytes!r:.60}. Leave it out for 1 GiB."
-            )
+        if taken := ", ".join(name for name in names if is_reserved(name)):
+            raise ConfigError(f"OfAllOutputs.names has names of ddl's own: {taken}. Rename them.")
         self.names = tuple(names)
         self.features = None if features is None else tuple(features)
         self.max_bytes = max_bytes
@@ -86,21 +72,15 @@ class OfAllOutputs:
           ConfigError: If the function returns other names, or values that are no numbers.
         """
         found = self._function(outputs, features)
-        if not isinstance(found, Mapping) or set(found) != set(self.names):
-            got = sorted(found) if isinstance(found, Mapping) else f"a {type(found).__name__}"
+        try:
+            figures = {name: float(found[name]) for name in self.names}
+        except (TypeError, ValueError, KeyError):
+            figures = {}
+        if not figures or len(found) != len(figures):
             raise ConfigError(
-                f"The function of OfAllOutputs must return a dict with the figures "
-                f"{', '.join(self.names)}, got {got}. Correct OfAllOutputs.names."
+                "The function of OfAllOutputs must return a dict from each figure, "
+                f"{', '.join(self.names)}, to a number, got {found!r:.160}. Correct it."
             )
-        figures = {}
-        for name in self.names:
-            try:
-                figures[name] = float(found[name])
-            except (TypeError, ValueError) as error:
-                raise ConfigError(
-                    f"The function of OfAllOutputs must return a number as {name!r}, got "
-                    f"{found[name]!r:.80}. Convert it there, such as by float or np.mean."
-                ) from error
         return figures
 
 
@@ -110,18 +90,15 @@ def checked_corpus_metrics(given: Any) -> tuple[OfAllOutputs, ...]:
     Raises:
       ConfigError: If it is neither OfAllOutputs nor a list of such, or two have the same name.
     """
-    several = (given,) if isinstance(given, OfAllOutputs) else given
-    if not isinstance(several, list | tuple) or not all(
-        isinstance(one, OfAllOutputs) for one in several
-    ):
+    several = tuple(given) if isinstance(given, list | tuple) else (given,)
+    if not all(isinstance(one, OfAllOutputs) for one in several):
         raise ConfigError(
             "Trainer.corpus_metrics must be a ddl.metrics.OfAllOutputs, or a list of such, got "
             f"{given!r:.80}. Wrap a function, as in OfAllOutputs(function, ['bleu'])."
         )
     names = [name for one in several for name in one.names]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(
-                f"Two of Trainer.corpus_metrics have the figure {name!r}. Name each figure once."
-            )
-    return tuple(several)
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(
+            f"Two of Trainer.corpus_metrics have the figure {twice[0]!r}. Name each figure once."
+        )
+    return several

@@ -1,6 +1,10 @@
 """The state of a Keras metric as a vector of float64 sums."""
 
+import concurrent.futures
 import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -8,9 +12,42 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.errors import ConfigError
-from ddl.metrics.in_float64 import float64_by_default
-from ddl.metrics.probabilities import remedy, takes_probabilities
-from ddl.metrics.results import result_of
+
+_FLOATX = threading.RLock()
+
+
+@contextmanager
+def float64_by_default() -> Iterator[None]:
+    """Makes float64 Keras's default dtype within the `with` block.
+
+    Keras's AUC and R2Score keep their state in the default dtype, whatever `dtype` they are given,
+    and its accuracies count in it.
+    """
+    with _FLOATX:
+        earlier = keras.config.floatx()
+        keras.config.set_floatx("float64")
+        try:
+            yield
+        finally:
+            keras.config.set_floatx(earlier)
+
+
+def alone(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a function eagerly, outside of all strategies and graphs, in float64."""
+    # A new thread has no strategy and no graph. Only in a thread: a strategy would make a copy of
+    # each variable for each replica.
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(float64_by_default()(function), *arguments).result()
+
+
+def takes_probabilities(metric: Any) -> bool:
+    """Returns whether Keras clips the outputs to [0, 1], or compares them with 0.5 by default."""
+    kinds = {kind.__name__ for kind in type(metric).__mro__}
+    if "AUC" in kinds:
+        return not metric._from_logits
+    if kinds & {"Precision", "Recall", "_ConfusionMatrixConditionCount"}:
+        return metric.init_thresholds is None and getattr(metric, "top_k", None) is None
+    return "SensitivitySpecificityBase" in kinds
 
 
 class KerasState:
@@ -18,9 +55,9 @@ class KerasState:
 
     Attributes:
       size: Length of the vector.
-      names: Text that each figure adds to the name of the metric; set by `name_figures`.
-      is_mean: Whether the metric keeps a total and a count.
+      names: Text that each figure adds to the name of the metric; of the sums that `figures` had.
       takes_probabilities: Whether outputs outside of [0, 1] are an error.
+      matters: bool [size], where the vector matters to the figures.
     """
 
     def __init__(self, name: str, metric: keras.metrics.Metric, weight_rank: int):
@@ -28,31 +65,20 @@ class KerasState:
 
         Args:
           name: Name of the metric, for errors.
-          metric: In float64, with all of its variables. It is not changed.
+          metric: In float64, with all of its variables.
           weight_rank: Number of first dimensions of the labels for which the metric takes weights.
         """
         self.names: tuple[str, ...] = ()
-        self._name = name
-        self._metric = metric
-        self._weight_rank = weight_rank
-        self._result = result_of(metric)
-        self._shapes = [tuple(v.shape) for v in metric.variables]
-        self._kept = [not _is_unused(metric, v) for v in metric.variables]
+        self.metric = metric
+        self._name, self._weight_rank = name, weight_rank
         self.takes_probabilities = takes_probabilities(metric)
-        sizes = [math.prod(s) for s, keep in zip(self._shapes, self._kept, strict=True) if keep]
+        sizes = [math.prod(v.shape) for v in metric.variables]
         self._ends = np.cumsum(sizes)
-        self.is_mean = isinstance(metric, keras.metrics.Mean)
         self.size = sum(sizes) + self.takes_probabilities
-
-    @property
-    def variables(self) -> list[tuple[str, slice]]:
-        """Name and place in the vector of each variable."""
-        kept = [v for v, keep in zip(self._metric.variables, self._kept, strict=True) if keep]
-        starts = [0, *self._ends[:-1]]
-        return [
-            (v.name, slice(first, end))
-            for v, first, end in zip(kept, starts, self._ends, strict=True)
-        ]
+        # R2Score counts padding in a variable on which its result depends only if adjusted.
+        r2 = isinstance(metric, keras.metrics.R2Score) and not metric.num_regressors
+        unused = [r2 and v is metric.num_samples for v in metric.variables]
+        self.matters = ~np.repeat([*unused, False], [*sizes, self.size - sum(sizes)])
 
     def sums(
         self,
@@ -69,22 +95,16 @@ class KerasState:
           weight: float64, of the first dimensions of labels and outputs; 0 for padding.
           prior: Sums to start from, float64 [size]; None: zeros.
         """
-        rank = weight.shape.rank
-        weight = tf.reshape(tf.cast(weight, tf.float64), [-1])
+        rank, weight = weight.shape.rank, tf.reshape(tf.cast(weight, tf.float64), [-1])
         counts = tf.not_equal(weight, 0)
-        labels = _only_counted(_in_rows(labels, rank), counts)
-        outputs = _only_counted(_in_rows(outputs, rank), counts)
-        if self._weight_rank > 1:
-            of_rows = tf.reshape(weight, [-1] + [1] * (self._weight_rank - 1))
-            given = tf.broadcast_to(of_rows, tf.shape(labels)[: self._weight_rank])
-        else:
-            given = weight
+        labels, outputs = (_only_counted(x, rank, counts) for x in (labels, outputs))
+        of_rows = tf.reshape(weight, [-1] + [1] * (self._weight_rank - 1))
+        given = tf.broadcast_to(of_rows, tf.shape(labels)[: self._weight_rank])
+        starts = self._values(np.zeros(self.size) if prior is None else prior)
+        states = [tf.constant(x, v.dtype) for v, x in starts]
         with float64_by_default():
-            new = self._metric.stateless_update_state(
-                self._states(prior), labels, outputs, sample_weight=given
-            )
-        kept = [one for one, keep in zip(new, self._kept, strict=True) if keep]
-        parts = [tf.reshape(tf.cast(one, tf.float64), [-1]) for one in kept]
+            after = self.metric.stateless_update_state(states, labels, outputs, sample_weight=given)
+        parts = [tf.reshape(tf.cast(one, tf.float64), [-1]) for one in after]
         if self.takes_probabilities:
             inside = (outputs >= 0) & (outputs <= 1)
             parts.append([tf.reduce_sum(tf.cast(~inside, tf.float64))])
@@ -99,63 +119,39 @@ class KerasState:
         """
         if self.takes_probabilities and sums[-1] > 0:
             raise ConfigError(
-                f"The metric {self._name!r} ({type(self._metric).__name__}) takes probabilities, "
-                f"but {sums[-1]:.0f} outputs were outside of [0, 1]. {remedy(self._metric)}"
+                f"The metric {self._name!r} ({type(self.metric).__name__}) takes probabilities, "
+                f"but {sums[-1]:.0f} outputs were outside of [0, 1]. Pass tf.sigmoid or "
+                "tf.nn.softmax of the logits, or set from_logits=True or thresholds=0 if it has it."
             )
-        return tuple(float(x) for _, x in _flat(self._result(self._values(sums))))
+        for variable, value in self._values(sums):
+            variable.assign(value)
+        flat = _flat(self.metric.result())
+        self.names = tuple(name for name, _ in flat)
+        return tuple(float(x) for _, x in flat)
 
-    def name_figures(self, sums: np.ndarray) -> None:
-        """Sets the names of the figures, from those of some sums."""
-        self.names = tuple(name for name, _ in _flat(self._result(self._values(sums))))
-
-    def _values(self, sums: np.ndarray) -> list[np.ndarray]:
-        """Splits the vector into the values of all variables; 0 for those that are not kept."""
-        parts = iter(np.split(np.asarray(sums, np.float64), self._ends))
-        return [
-            next(parts).reshape(shape) if keep else np.zeros(shape)
-            for shape, keep in zip(self._shapes, self._kept, strict=True)
-        ]
-
-    def _states(self, prior: np.ndarray | None) -> list[tf.Tensor]:
-        values = self._values(np.zeros(self.size) if prior is None else prior)
-        dtypes = [v.dtype for v in self._metric.variables]
-        return [tf.constant(x, dtype) for x, dtype in zip(values, dtypes, strict=True)]
+    def _values(self, sums: np.ndarray) -> list[tuple[keras.Variable, np.ndarray]]:
+        """Returns the variables with their parts of the vector."""
+        parts = np.split(np.asarray(sums, np.float64), self._ends)
+        return [(v, x.reshape(v.shape)) for v, x in zip(self.metric.variables, parts, strict=False)]
 
 
-def _in_rows(values: tf.Tensor, rank: int) -> tf.Tensor:
-    """Returns values [batch, …] with the first `rank` dimensions as one; floats as float64."""
-    if values.dtype.is_floating:
-        values = tf.cast(values, tf.float64)
-    if rank == 1:
-        return values
-    return tf.reshape(values, [-1, *values.shape[rank:]])
+def _only_counted(values: tf.Tensor, rank: int, counts: tf.Tensor) -> tf.Tensor:
+    """Returns rows of the first `rank` dimensions, floats as float64.
 
-
-def _only_counted(values: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
-    """Replaces the rows that do not count, which may hold NaN, by the first one that does."""
+    Rows that do not count, which may hold NaN, are replaced by the first one that does.
+    """
+    values = tf.cast(values, tf.float64) if values.dtype.is_floating else values
+    values = values if rank == 1 else tf.reshape(values, [-1, *values.shape[rank:]])
     first = tf.argmax(tf.cast(counts, tf.float32))
     rows = tf.range(tf.size(counts, tf.int64), dtype=tf.int64)
     return tf.gather(values, tf.where(counts, rows, first))
 
 
-def _flat(result: Any, name: str = "") -> list[tuple[str, np.ndarray]]:
+def _flat(result: Any, name: str = "") -> list[tuple[str, Any]]:
     """Returns the numbers of a result, with the paths to them."""
-    if isinstance(result, dict):
-        return [pair for key, one in result.items() for pair in _flat(one, f"{name}/{key}")]
-    if isinstance(result, list | tuple):
-        return [pair for key, one in enumerate(result) for pair in _flat(one, f"{name}/{key}")]
-    array = np.asarray(result)
-    if array.ndim == 0:
-        return [(name, array)]
-    return [pair for key, one in enumerate(array) for pair in _flat(one, f"{name}/{key}")]
-
-
-def _is_unused(metric: Any, variable: keras.Variable) -> bool:
-    """Whether a variable counts padding, but the result does not depend on it."""
-    kind = keras.metrics.R2Score
-    return (
-        isinstance(metric, kind)
-        and type(metric).result is kind.result
-        and metric.num_regressors == 0
-        and variable is metric.num_samples
-    )
+    if not isinstance(result, dict | list | tuple):
+        result = np.asarray(keras.ops.convert_to_numpy(result))
+        if result.ndim == 0:
+            return [(name, result)]
+    pairs = result.items() if isinstance(result, dict) else enumerate(result)
+    return [pair for key, one in pairs for pair in _flat(one, f"{name}/{key}")]

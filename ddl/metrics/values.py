@@ -33,35 +33,19 @@ class StateSums(Protocol):
         ...
 
 
-class Metric(Protocol):
-    """A metric whose state adds up, such as `ddl.metrics.KerasMetric`."""
-
-    def state(
-        self, name: str, labels: tf.TensorSpec, outputs: tf.TensorSpec, rank: int
-    ) -> StateSums:
-        """Returns the sums for inputs of some shapes, after a check that they add up. Eager.
-
-        Args:
-          name: Name of the metric, for errors.
-          labels: One batch.
-          outputs: One batch.
-          rank: Number of dimensions of the weights.
-        """
-        ...
-
-
 class Inputs(NamedTuple):
     """Inputs from which a metric computes its state.
 
     Attributes:
-      metric: The metric.
+      metric: Its `state(name, labels, outputs, rank)` returns the `StateSums` for inputs of some
+        specs and weights of a rank, after a check that they add up. Eager.
       labels: [batch, …].
       outputs: [batch, …].
       weight: float [batch, …], of the first dimensions of labels and outputs; None takes the
         weight of the loss.
     """
 
-    metric: Metric
+    metric: Any
     labels: tf.Tensor
     outputs: tf.Tensor
     weight: tf.Tensor | None

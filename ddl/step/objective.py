@@ -35,8 +35,14 @@ from ddl.step.onednn import needs_own_graph
 from ddl.step.probe import Probe
 from ddl.step.rows.tables import tables_in
 from ddl.tasks.parts import layers_of
-from ddl.tasks.task import LossFunction, PerExample, Task, has_step
-from ddl.tasks.weight_names import check_read, names_resembling_weight
+from ddl.tasks.task import (
+    LossFunction,
+    PerExample,
+    Task,
+    check_read,
+    has_step,
+    names_resembling_weight,
+)
 
 # More than one row, so that a mean over the batch or a squeeze shows in the shapes.
 _PROBE_ROWS, _OTHER_PROBE_ROWS = draws.PROBED

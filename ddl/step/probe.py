@@ -17,8 +17,7 @@ from ddl.step.effects.python_draws import Generators, check_python_draws
 from ddl.step.moving_statistics import allow_replica_writes, restoring
 from ddl.tasks.gather import own_rows
 from ddl.tasks.parts import layers_of, variables_of
-from ddl.tasks.task import LossFunction, PerExample, Task
-from ddl.tasks.weight_names import names_resembling_weight, unread
+from ddl.tasks.task import LossFunction, PerExample, Task, names_resembling_weight, unread
 from ddl.user_code import place_of
 
 # One replica stands for all: each costs as much time to trace as the others. Two kinds of tasks

@@ -1,6 +1,6 @@
-"""Checks of a data source that several tasks share."""
+"""Inputs and outputs of a task's model, and checks that data fit them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -8,70 +8,115 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.errors import ConfigError, DataError
+from ddl.layers import PartitionedEmbedding
+
+ENTRY_WEIGHT = "entry_weight"
+"""The feature of weights [batch, …] of more than one dimension, as of time steps."""
+
+_TABLES = (keras.layers.Embedding, PartitionedEmbedding)
 
 
-def check_features(spec: Mapping[str, tf.TensorSpec], names: Mapping[str, str], task: str) -> None:
-    """Raises DataError if the data lack a feature.
-
-    Args:
-      spec: One example by feature name.
-      names: The names of the features, by the task's argument that gives each.
-      task: Name of the task.
-    """
-    for name in names.values():
-        if name not in spec:
-            raise DataError(
-                f"The data have no feature {name!r}, only {', '.join(sorted(spec))}. Rename it "
-                f"in the data, or set {' and '.join(names)} of {task}."
-            )
-
-
-def check_input(model: keras.Model, name: str, spec: tf.TensorSpec) -> None:
-    """Raises DataError if a feature does not fit the only input of a model.
-
-    Args:
-      model: The model; one whose inputs are not known yet fits.
-      name: Name of the feature.
-      spec: The feature of one example.
-    """
-    if not getattr(model, "inputs", None):
-        return
-    check_kind(model, name, spec, model.inputs[0].dtype)
-    expected = tuple(model.inputs[0].shape[1:])
-    if not fits(expected, tuple(spec.shape)):
-        given = tuple(spec.shape)
-        raise DataError(
-            f"Feature {name!r} of the data has shape {given}, but the model {model.name!r} takes "
-            f"{expected}. Set the size of the model's inputs to {given}, or reshape the feature."
-        )
-
-
-def check_kind(model: keras.Model, name: str, spec: tf.TensorSpec, dtype: str) -> None:
-    """Raises DataError if a feature is text or a fraction where a model takes numbers or integers.
+def inputs_of(
+    model: keras.Model, features: Mapping[str, Any], input_name: str, others: Collection[str]
+) -> Any:
+    """Returns what a model takes: a tensor, or a dict for a model with inputs by name.
 
     Args:
       model: The model.
-      name: Name of the feature.
-      spec: The feature of one example.
-      dtype: Dtype of the model's input, to which Keras would cast the feature.
+      features: The features of a batch, or their specs.
+      input_name: Name of the feature for a model with one input; if there is no such feature, the
+        model gets the only one.
+      others: Names of the features that are no inputs, such as labels.
+
+    Raises:
+      ConfigError: If a model with one input has several features to choose from.
     """
-    if spec.dtype == tf.string and dtype != "string":
+    names, inputs = names_of(model), getattr(model, "inputs", None)
+    if names is not None:
+        return {name: features[name] for name in names}
+    left = {k: v for k, v in features.items() if k not in {*others, "weight", ENTRY_WEIGHT}}
+    if inputs and len(inputs) > 1:
+        return left
+    if input_name in features or (inputs and not left):
+        return features[input_name]  # without any, the error names the feature
+    if len(left) == 1:
+        return next(iter(left.values()))
+    if not inputs:
+        return left
+    raise ConfigError(
+        f"The model {model.name!r} has one input, but the data have the features "
+        f"{', '.join(sorted(left))}. Set input_name of the task to one of them."
+    )
+
+
+def names_of(model: keras.Model) -> list[str] | None:
+    """Returns the names of a functional model's inputs if they come as a dict."""
+    functional = getattr(model, "inputs", None) and not isinstance(model, keras.Sequential)
+    own = model.input if functional else None
+    return list(own) if isinstance(own, Mapping) else None
+
+
+def check_inputs(
+    model: keras.Model, source: Any, input_name: str, others: Collection[str], task: str
+) -> None:
+    """Raises DataError if the data lack an input of the model, or one has another shape or kind.
+
+    Integers beyond the rows of a table are found where an input goes straight into a layer for
+    embeddings and the source has its features as arrays: TensorFlow raises an error in the update
+    that looks them up, but not on GPUs.
+
+    Args:
+      model: The model; one whose inputs are not known yet fits.
+      source: The source.
+      input_name: As in `inputs_of`.
+      others: As in `inputs_of`.
+      task: Name of the task.
+
+    Raises:
+      ConfigError: If a model with one input has several features to choose from.
+    """
+    spec, names = source.element_spec, names_of(model) or []
+    left = sorted(spec.keys() - {*others, "weight", ENTRY_WEIGHT})
+    if not left or not spec.keys() >= {*names}:
         raise DataError(
-            f"Feature {name!r} of the data is text, but the model {model.name!r} takes numbers. "
-            "Convert the text to numbers in the data, or set input_name to another feature."
+            f"The model {model.name!r} of {task} needs {', '.join(names) or 'an input'}, but the "
+            f"data have only the features {', '.join(left) or ', '.join(sorted(spec))}. Rename "
+            "them, or add the input of the model to the data."
         )
-    if spec.dtype.is_floating and tf.as_dtype(dtype).is_integer:
+    inputs: Sequence[Any] = getattr(model, "inputs", None) or ()
+    taken = {name: model.input[name] for name in names}
+    if not names and len(inputs) == 1:
+        given = inputs_of(model, spec, input_name, others)
+        taken = {name: inputs[0] for name, one in spec.items() if one is given}
+    for name, tensor in taken.items():
+        _check_input(model, name, spec[name], tensor)
+        for layer in model.layers:
+            inputs = [x for node in layer._inbound_nodes for x in node.input_tensors]
+            if isinstance(layer, _TABLES) and any(x is tensor for x in inputs):
+                remedy = f"Give the table {layer.name!r} of {model.name!r} more rows."
+                check_range(source, name, layer.input_dim, f"Feature {name!r}", remedy)
+
+
+def _check_input(model: keras.Model, name: str, spec: tf.TensorSpec, taken: Any) -> None:
+    expected, given = tuple(taken.shape[1:]), tuple(spec.shape)
+    wanted, remedy = "", "Convert it in the data, or set input_name to another feature."
+    if spec.dtype == tf.string and taken.dtype != "string":
+        wanted, got = "numbers", "is text"
+    elif spec.dtype.is_floating and tf.as_dtype(taken.dtype).is_integer:
+        wanted, got = "must be integers", f"is {spec.dtype.name}"
+    elif not fits(without_one(expected), without_one(given)):  # Keras adds or removes a last 1
+        wanted, got = str(expected), f"has shape {given}"
+        remedy = f"Set the size of the model's inputs to {given}, or reshape the feature."
+    if wanted:
         raise DataError(
-            f"Feature {name!r} of the data must be integers, as the model {model.name!r} takes "
-            f"them, got {spec.dtype.name}. Convert it in the data."
+            f"Feature {name!r} of the data {got}, but the model {model.name!r} takes {wanted}. "
+            f"{remedy}"
         )
 
 
 def fits(expected: Sequence[int | None], given: Sequence[int | None]) -> bool:
     """Returns whether a shape is as expected; None stands for any size."""
-    return len(expected) == len(given) and all(
-        e is None or e == g for e, g in zip(expected, given, strict=True)
-    )
+    return tf.TensorShape(expected).is_compatible_with(given)
 
 
 def without_one(shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
@@ -104,7 +149,7 @@ def check_range(source: Any, name: str, end: int | None, what: str, remedy: str)
       what: Description of the feature for the error.
       remedy: The last sentence of the error.
     """
-    values = (getattr(source, "arrays", None) or {}).get(name)
+    values = arrays_of(source).get(name)
     if values is None or end is None or not values.size:
         return
     low, high = int(values.min()), int(values.max())
@@ -116,37 +161,31 @@ def check_range(source: Any, name: str, end: int | None, what: str, remedy: str)
         )
 
 
-def one_output(
-    outputs: Any, model: keras.Model, task: str, form: str, shape: Sequence[int | None]
-) -> tf.Tensor:
-    """Returns a model's outputs as `in_float32` does, after a check of their shape.
+def check_label(
+    task: Any, spec: tf.TensorSpec, name: str, form: str, shape: Sequence[int | None] | None
+) -> None:
+    """Raises DataError if a feature beside the inputs is text, or of another shape or kind.
 
     Args:
-      outputs: The value that the model returned.
-      model: The model.
-      task: Name of the task.
-      form: The shape that the task needs, in words, such as "[batch, classes]".
-      shape: The same without the batch; None stands for any size.
-
-    Raises:
-      ConfigError: If the outputs are not one tensor of this shape.
+      task: The task; its `_remedy` ends the error.
+      spec: The feature of one example.
+      name: Its name.
+      form: What the task needs, in words; "integers …" must be integers.
+      shape: Shape that it must have; None stands for any size, or for any shape.
     """
-    if not tf.is_tensor(outputs):
-        got = f"a {type(outputs).__name__}"
-    elif outputs.shape.rank is None:
-        return in_float32(outputs)
-    else:
-        given = tuple(outputs.shape[1:])
-        if len(given) == len(shape) and all(
-            None in pair or pair[0] == pair[1] for pair in zip(given, shape, strict=True)
-        ):
-            return in_float32(outputs)
-        got = f"shape {('batch', *given)}".replace("'", "")
-    wanted = f"({', '.join(['batch', *('any' if size is None else str(size) for size in shape)])})"
-    raise ConfigError(
-        f"{task} needs a model with one output of shape {form}, here {wanted}, but {model.name!r} "
-        f"returns {got}. Change the model's last layers, or the labels."
-    )
+    is_kind = spec.dtype.is_integer if form.startswith("integer") else spec.dtype != tf.string
+    if not is_kind or not (shape is None or fits(shape, spec.shape)):
+        wanted, given = (str(("n", *x)).replace("'", "") for x in (shape or (), spec.shape))
+        kind = "text" if spec.dtype == tf.string else spec.dtype.name
+        raise DataError(
+            f"Labels of {type(task).__name__} must be {form}, shape {wanted}, got feature "
+            f"{name!r}: {kind} of shape {given}. {task._remedy}"
+        )
+
+
+def arrays_of(source: Any) -> Mapping[str, np.ndarray]:
+    """Returns the features of a source that are arrays in memory."""
+    return getattr(source, "arrays", None) or {}
 
 
 def in_float32(outputs: tf.Tensor) -> tf.Tensor:

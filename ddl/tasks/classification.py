@@ -1,5 +1,6 @@
-"""Classification with integer or one-hot labels."""
+"""Classification: of examples and pixels by one class each, and by several classes."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -8,15 +9,13 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from ddl.distribution.path import path_of
 from ddl.errors import ConfigError, DataError
 from ddl.layers.transforms.mixing import Mixed
-from ddl.metrics.keras_metric import KerasMetric, check_names
-from ddl.metrics.mean_by_class import MeanByClass
-from ddl.metrics.values import Value
-from ddl.tasks.accuracy import accuracy, top_k_accuracy
-from ddl.tasks.checks import check_features, in_float32
-from ddl.tasks.cross_entropy import cross_entropy
-from ddl.tasks.inputs import check_inputs, check_looked_up, inputs_of, names_of
+from ddl.metrics.keras_metric import KerasMetric
+from ddl.metrics.means import MeanByClass
+from ddl.tasks import checks
+from ddl.tasks.supervised import Compared, Head, Supervised
 from ddl.tasks.task import PerExample
 
 # Called with inputs [batch, …] and training=True.
@@ -25,16 +24,20 @@ Augmentation: TypeAlias = Callable[..., tf.Tensor]
 # Called with inputs [batch, …] and labels [batch, …].
 Mixing: TypeAlias = Callable[[tf.Tensor, tf.Tensor], Mixed]
 
-_LABEL_CHUNK = 1 << 20
 
-
-class Classification:
+class Classification(Supervised):
     """Single-label classification: a model from inputs to one logit per class.
 
     The task reads the features "image" and "label" (see `input_name`, `label_name`). A model with
     several inputs, such as `ddl.models.table_mlp`, gets a dict of the features that it names.
-    Labels are integers [batch] or one-hot rows [batch, classes].
+    Labels are integers [batch] or one-hot rows [batch, classes]. Reports "accuracy", with `top_k`
+    "top_<k>_accuracy", and those of `metrics` and by class.
     """
+
+    _remedy = (
+        "Number the classes from 0 as integers, and set the model's num_classes. For other targets "
+        "use ddl.Regression, for pixels ddl.Segmentation, for tokens ddl.LanguageModel."
+    )
 
     def __init__(
         self,
@@ -47,8 +50,7 @@ class Classification:
         by_class: bool = False,
         augmentations: Sequence[Augmentation] = (),
         mixing: Mixing | None = None,
-        input_name: str = "image",
-        label_name: str = "label",
+        **names: Any,
     ):
         """Initializes the task.
 
@@ -64,66 +66,45 @@ class Classification:
             [batch, classes] each.
           by_class: Whether to report also the means of loss and accuracy over the examples of each
             class, as "loss_by_class/3" and "accuracy_by_class/3".
-          augmentations: Callables such as Keras's layers, applied to the inputs in order,
+          augmentations: Callables such as layers of `ddl.layers`, applied to the inputs in order,
             in training only. They are not exported.
           mixing: `ddl.layers.Mixup` or `ddl.layers.CutMix`, applied after the augmentations, in
             training only. Loss and accuracies of training are then means of those for both
             labels, and it reports none of `metrics` and nothing by class.
-          input_name: Name of the input feature of a model with one input.
-          label_name: Name of the label feature.
+          names: `input_name`, `label_name` and `class_weight`, as of `Supervised`.
 
         Raises:
           ConfigError: If `loss` has a reduction, `mixing` is a layer of Keras, a model with several
             inputs has augmentations or mixing, or another argument is out of range.
         """
-        if not isinstance(model, keras.Model):
-            raise ConfigError(
-                f"Classification.model must be a Keras model, got {model!r:.80}. Pass a "
-                "keras.Model, such as ddl.models.cnn(…), or in a config a reference with "
-                "parentheses, such as @cnn()."
-            )
-        if loss is not None and loss.reduction not in (None, "none"):
-            raise ConfigError(
-                f"The loss {loss.name!r} must return one value for each example, but it has "
-                f"reduction={loss.reduction!r}, a mean or sum over the examples of one replica. "
-                "Create it with reduction=None."
-            )
+        super().__init__(model, loss or self._cross_entropy, metrics=metrics, **names)
         if not 0 <= label_smoothing < 1 or (label_smoothing and loss is not None):
             raise ConfigError(
-                "Classification.label_smoothing must be at least 0 and below 1, and can be used "
-                f"with the default cross-entropy only, got {label_smoothing}. Set the "
-                "label_smoothing of a Keras loss in its constructor."
+                f"{self._name}.label_smoothing must be at least 0 and below 1, and only without a "
+                f"loss, got {label_smoothing}. A Keras loss takes it in its constructor."
             )
         if top_k is not None and top_k < 1:
-            raise ConfigError(f"Classification.top_k must be at least 1, or None, got {top_k}.")
+            raise ConfigError(f"{self._name}.top_k must be at least 1, or None, got {top_k}.")
         if isinstance(mixing, keras.layers.MixUp | keras.layers.CutMix):
             raise ConfigError(
-                "Classification.mixing must be ddl.layers.Mixup or ddl.layers.CutMix, got Keras's "
+                f"{self._name}.mixing must be ddl.layers.Mixup or ddl.layers.CutMix, got Keras's "
                 f"{type(mixing).__name__}, which mixes the rows of one replica."
             )
-        if (augmentations or mixing) and names_of(model) is not None:
+        if (augmentations or mixing) and checks.names_of(model) is not None:
             raise ConfigError(
-                "Classification.augmentations and Classification.mixing need a model with one "
-                f"input, but {model.name!r} takes {', '.join(names_of(model) or ())}. Change the "
-                "features in the data, or write a task of your own."
+                f"{self._name}.augmentations and mixing need a model with one input, but "
+                f"{model.name!r} takes a dict. Change the features in the data."
             )
-        self.model = model
-        if isinstance(metrics, str):
-            raise ConfigError(
-                f"Classification.metrics must be a list, got {metrics!r}. Write [{metrics!r}]."
-            )
-        self._metrics = [_keras_metric(metric) for metric in metrics]
-        check_names("Classification.metrics", [metric.name for metric in self._metrics])
+        self._ignored: int | None = None
         self._by_class = by_class
-        self._loss = loss
         self._label_smoothing = label_smoothing
         self._top_k = top_k
         self._augmentations = tuple(augmentations)
         self._mixing = mixing
-        self.input_name = input_name
-        self._label_name = label_name
         self._takes_logits = loss is None or loss.get_config().get("from_logits", False)
-        if self._takes_logits and _ends_in_softmax(model):
+        last = model.layers[-1] if model.layers else None
+        is_softmax = getattr(last, "activation", None) is keras.activations.softmax
+        if self._takes_logits and (is_softmax or isinstance(last, keras.layers.Softmax)):
             logging.warning(
                 "The model %r ends in a softmax, but the loss takes logits. The probabilities are "
                 "normalized twice, so training is slow and its result poor. Remove the softmax.",
@@ -131,196 +112,276 @@ class Classification:
             )
 
     def per_example(self, features: dict[str, Any], training: bool) -> PerExample:
-        """Computes the loss and metrics of a batch: see `ddl.Task.per_example`. Replica context.
-
-        Args:
-          features: Inputs [batch, …]; labels, integer [batch] or one-hot [batch, classes].
-          training: Whether to apply the augmentations and run the model in training mode.
-
-        Returns:
-          The loss [batch], and the metrics "accuracy" and, with `top_k`, "top_<k>_accuracy", each
-          float32 [batch], and those of `metrics` and by class.
-        """
-        return self.forward(features, training)[0]
-
-    def forward(
-        self, features: dict[str, Any], training: bool
-    ) -> tuple[PerExample, tf.Tensor, tf.Tensor]:
-        """Returns the result of `per_example`, the augmented inputs and the logits."""
-        inputs, labels = self._inputs(features), features[self._label_name]
+        """Computes the loss and metrics of a batch: see `ddl.Task.per_example`. Replica context."""
+        inputs, label = self._inputs(features), self._heads[""].label
         mixed: Mixed | None = None
-        if training:
-            for augmentation in self._augmentations:
-                inputs = augmentation(inputs, training=True)
-            if self._mixing is not None:
-                mixed = self._mixing(inputs, labels)
-                inputs = mixed.images
+        for augmentation in self._augmentations if training else ():
+            inputs = augmentation(inputs, training=True)
+        if training and self._mixing is not None:
+            mixed = self._mixing(inputs, features[label])
+            inputs = mixed.images
         logits = self.model(inputs, training=training)
-        if not tf.is_tensor(logits) or logits.shape.rank not in (2, None):
-            got = logits.shape if tf.is_tensor(logits) else f"a {type(logits).__name__}"
-            raise ConfigError(
-                f"Classification needs a model with one output of shape [batch, classes], but "
-                f"{self.model.name!r} returns {got}. Flatten or pool its output before a last "
-                "keras.layers.Dense, or write a task of your own."
-            )
-        logits = in_float32(logits)
-        loss, values = self._compared(labels, logits)
+        found = self._per_example(features, logits)
         if mixed is not None:
-            other_loss, others = self._compared(mixed.partner_labels, logits)
-            loss = mixed.mean(loss, other_loss)
-            values = {name: mixed.mean(each, others[name]) for name, each in values.items()}
-            return PerExample(loss, values), inputs, logits
-        if self._by_class:
-            mean, classes = MeanByClass(logits.shape[-1]), _classes(labels)
-            values["loss_by_class"] = mean(classes, loss)
-            values["accuracy_by_class"] = mean(classes, values["accuracy"])
-        return PerExample(loss, values | self._of_keras(labels, logits)), inputs, logits
+            other = self._per_example({**features, label: mixed.partner_labels}, logits)
+            metrics = {
+                name: mixed.mean(value, other.metrics[name])
+                for name, value in found.metrics.items()
+                if tf.is_tensor(value)
+            }
+            found = PerExample(mixed.mean(found.loss, other.loss), metrics, found.weight)
+        return found
 
-    def _compared(self, labels: tf.Tensor, logits: tf.Tensor) -> tuple[tf.Tensor, dict[str, Any]]:
-        """Returns the loss and the accuracies of labels, each [batch]."""
-        classes, one_hot = _classes(labels), labels.shape.rank == 2
-        own: tf.Tensor | None = None
-        if self._loss is not None:
-            loss = self._loss(labels, logits)
-        elif one_hot or self._label_smoothing:
-            rows = labels if one_hot else tf.one_hot(classes, logits.shape[-1])
-            rows = tf.cast(rows, logits.dtype)
-            rows += self._label_smoothing * (1 / logits.shape[-1] - rows)
-            loss = tf.nn.softmax_cross_entropy_with_logits(rows, logits)
-        else:
-            loss = own = cross_entropy(classes, logits)
-        values = {"accuracy": accuracy(classes, logits, own)}
+    def _cross_entropy(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+        one_hot = labels.shape.rank == logits.shape.rank
+        if not one_hot and not self._label_smoothing:
+            return cross_entropy(tf.cast(labels, tf.int64), logits)
+        rows = labels if one_hot else tf.one_hot(tf.cast(labels, tf.int64), logits.shape[-1])
+        rows = tf.cast(rows, logits.dtype)
+        rows += self._label_smoothing * (1 / logits.shape[-1] - rows)
+        return tf.nn.softmax_cross_entropy_with_logits(rows, logits)
+
+    def _compared(self, head: Head, labels: tf.Tensor, outputs: tf.Tensor) -> Compared:
+        one_hot = labels.shape.rank == outputs.shape.rank
+        if not labels.shape.is_compatible_with(outputs.shape[: None if one_hot else -1]):
+            raise ConfigError(
+                f"{self._name} needs logits of the shape of the labels, {tuple(labels.shape)}, and "
+                f"a last dimension of classes, but {self.model.name!r} returns "
+                f"{tuple(outputs.shape)}. Change the model's last layers, or the labels."
+            )
+        # Integers have no argmax on GPUs.
+        classes = (
+            tf.argmax(tf.cast(labels, tf.float32), -1) if one_hot else tf.cast(labels, tf.int64)
+        )
+        loss = head.loss(labels, outputs)
+        is_plain = head.loss == self._cross_entropy and not one_hot and not self._label_smoothing
+        right = accuracy(classes, outputs, loss if is_plain else None)
+        metrics: dict[str, Any] = {"accuracy": right}
         if self._top_k is not None:
-            values[f"top_{self._top_k}_accuracy"] = top_k_accuracy(classes, logits, self._top_k)
-        return loss, values
+            metrics[f"top_{self._top_k}_accuracy"] = top_k_accuracy(classes, outputs, self._top_k)
+        if self._by_class:
+            mean = MeanByClass(outputs.shape[-1])
+            metrics["loss_by_class"] = mean(classes, loss)
+            metrics["accuracy_by_class"] = mean(classes, metrics["accuracy"])
+        if head.metrics:
+            rows = tf.one_hot(classes, outputs.shape[-1], dtype=tf.float64)
+            chances = tf.cast(outputs, tf.float64)
+            chances = tf.nn.softmax(chances) if self._takes_logits else chances
+            metrics |= {name: metric(rows, chances) for name, metric in head.metrics.items()}
+        return Compared(loss, metrics)
 
-    def _of_keras(self, labels: tf.Tensor, logits: tf.Tensor) -> dict[str, Value]:
-        """Returns the values of `metrics`."""
-        if not self._metrics:
-            return {}
-        rows = tf.one_hot(_classes(labels), logits.shape[-1], dtype=tf.float64)
-        chances = tf.cast(logits, tf.float64)
-        chances = tf.nn.softmax(chances) if self._takes_logits else chances
-        return {metric.name: metric(rows, chances) for metric in self._metrics}
+    def _check_label(self, source: Any, head: Head) -> None:
+        spec, shape = source.element_spec[head.label], checks.output_shape(self.model)
+        last = shape[-1] if shape else None
+        one_hot = spec.shape.rank == (len(shape) if shape else 1) and spec.shape[-1] != 1
+        form = "one-hot rows"
+        if not one_hot:
+            form = f"integers from 0 to {last - 1 if last else 'classes - 1'}, or one-hot rows"
+        wanted = shape if one_hot or shape is None else shape[:-1]
+        checks.check_label(self, spec, head.label, form, wanted)
+        if not one_hot and self._ignored is None:
+            checks.check_range(source, head.label, last, "Labels", self._remedy)
 
-    def predict(self, features: dict[str, Any]) -> tf.Tensor:
-        """Returns the model's outputs [batch, classes]. Replica context.
+
+class Segmentation(Classification):
+    """A model from images to logits of each pixel, such as `ddl.models.unet`.
+
+    The loss is the cross-entropy: the mean over all pixels of the global batch. Pixels of the class
+    `ignored` weigh 0. Reports "accuracy" and "mean_iou", the mean over the classes of the
+    intersection over union; class weights do not change "mean_iou".
+    """
+
+    _remedy = (
+        "Resize the masks with the images and store them as integers; set the model's num_classes, "
+        "or Segmentation.ignored for unlabelled pixels."
+    )
+
+    def __init__(
+        self,
+        model: keras.Model,
+        *,
+        ignored: int | None = None,
+        **names: Any,
+    ):
+        """Initializes the task.
 
         Args:
-          features: Inputs [batch, …]; labels are not read.
-        """
-        return self.model(self._inputs(features), training=False)
-
-    def _inputs(self, features: dict[str, Any]) -> Any:
-        return inputs_of(self.model, features, self.input_name, self._label_name)
-
-    def check(self, source: Any) -> None:
-        """Checks a data source before training.
+          model: Maps images [batch, height, width, channels] to logits [batch, height, width,
+            classes].
+          ignored: Label of pixels to leave out, such as 255 for unlabelled borders; None leaves
+            out none.
+          names: `input_name`, `label_name` and `class_weight`, as of `Supervised`; labels are
+            integer [height, width].
 
         Raises:
-          DataError: If a feature is missing, the input shape does not fit the model, or the labels
-            are neither integers from 0 to classes - 1 nor one-hot rows of length `classes`. Label
-            values are checked where the source has them as arrays.
+          ConfigError: If the model is none or its output has another rank.
         """
-        spec = source.element_spec
-        names = {"input_name": self.input_name, "label_name": self._label_name}
-        if names_of(self.model) is not None:
-            names.pop("input_name")
-        check_features(spec, names, "Classification")
-        check_inputs(self.model, spec, self.input_name, self._label_name, "Classification")
-        check_looked_up(self.model, source, self.input_name)
-        classes = self._num_classes()
-        label_spec = spec[self._label_name]
-        if label_spec.dtype == tf.string:
-            raise DataError(
-                f"Labels must be integers or one-hot rows, but feature {self._label_name!r} is "
-                "text. Number the classes: np.unique(labels, return_inverse=True)[1]."
+        super().__init__(model, **names)
+        shape = checks.output_shape(model)
+        if shape is None or len(shape) != 3:
+            raise ConfigError(
+                "Segmentation needs a model with logits [batch, height, width, classes], as of "
+                f"ddl.models.unet, but {model.name!r} returns {(None, *(shape or ()))}."
             )
-        if label_spec.shape.rank not in (None, 0, 1):
-            raise DataError(
-                "Classification needs an integer or a one-hot row for each example, but feature "
-                f"{self._label_name!r} has shape {tuple(label_spec.shape)}. Reshape it, or use "
-                "ddl.Segmentation for pixels and ddl.LanguageModel for tokens."
-            )
-        arrays = getattr(source, "arrays", None) or {}
-        labels = arrays.get(self._label_name) if isinstance(arrays, dict) else None
-        if label_spec.shape.rank == 1:
-            self._check_one_hot(label_spec, labels, classes)
-        else:
-            self._check_integers(label_spec, labels, classes)
+        self._mean_iou = KerasMetric("MeanIoU", {"num_classes": shape[-1]})
+        self._ignored = ignored
 
-    def _num_classes(self) -> int | None:
-        outputs = getattr(self.model, "outputs", None)
-        return outputs[0].shape[-1] if outputs else None
+    def _compared(self, head: Head, labels: tf.Tensor, outputs: tf.Tensor) -> Compared:
+        valid = None
+        if self._ignored is not None:
+            valid = labels != self._ignored
+            labels = tf.where(valid, labels, tf.zeros([], labels.dtype))
+        found = super()._compared(head, labels, outputs)
+        found.metrics["mean_iou"] = self._mean_iou(labels, tf.argmax(outputs, axis=-1))
+        return found._replace(valid=valid)
 
-    def _check_integers(
-        self, spec: tf.TensorSpec, labels: np.ndarray | None, classes: int | None
-    ) -> None:
-        if not spec.dtype.is_integer:
-            scaled = labels is not None and labels.size and 0 <= labels.min() <= labels.max() <= 1
-            last = "classes - 1" if classes is None else classes - 1
-            raise DataError(
-                f"Labels must be integers from 0 to {last}, got {spec.dtype.name}. "
-                + (
-                    "They lie between 0 and 1, so they may have been scaled with the inputs. Leave "
-                    "them unscaled, as integers."
-                    if scaled
-                    else "Convert them by .astype('int64'); for other targets, use ddl.Regression."
-                )
-            )
-        if labels is None or classes is None:
-            return
-        low, high = int(labels.min()), int(labels.max())
-        if low < 0 or high >= classes:
-            row = int(np.argmax((labels < 0) | (labels >= classes)))
-            raise DataError(
-                f"Labels must be from 0 to {classes - 1}, since the model has {classes} classes, "
-                f"got {low} to {high} (first at example {row}). Correct the labels or the model's "
-                "num_classes."
-            )
-
-    def _check_one_hot(
-        self, spec: tf.TensorSpec, labels: np.ndarray | None, classes: int | None
-    ) -> None:
-        if spec.shape[0] == 1:
-            raise DataError("Labels must have shape (n,), got (n, 1). Pass labels[:, 0].")
-        if classes is not None and spec.shape[0] != classes:
-            raise DataError(
-                f"One-hot labels must have one value for each of the model's {classes} classes, "
-                f"got {spec.shape[0]}. Correct the labels or the model's num_classes."
-            )
-        if labels is None:
-            return
-        for start in range(0, len(labels), _LABEL_CHUNK):
-            rows = labels[start : start + _LABEL_CHUNK]
-            wrong = (np.count_nonzero(rows, axis=1) != 1) | (rows.max(axis=1) != 1)
-            if wrong.any():
-                raise DataError(
-                    f"Labels with {spec.shape[0]} values per example must be one-hot, got "
-                    f"{rows[np.argmax(wrong)].tolist()} in example {start + int(np.argmax(wrong))}"
-                    ". For several classes an example, use ddl.MultiLabel; for probabilities, use "
-                    "ddl.Supervised with a Keras loss."
-                )
+    def predict(self, features: dict[str, Any]) -> tf.Tensor:
+        """Returns the class of each pixel, int64 [batch, height, width]."""
+        return tf.argmax(super().predict(features), axis=-1)
 
 
-def _keras_metric(metric: Any) -> KerasMetric:
-    if metric in ("accuracy", "acc"):
-        raise ConfigError(
-            "Classification always reports the accuracy. Remove it from Classification.metrics."
-        )
-    return metric if isinstance(metric, KerasMetric) else KerasMetric(metric)
+class MultiLabel(Supervised):
+    """A model from inputs to one logit for each class, each a yes or no of its own.
 
+    The loss of an example is the mean over the classes of the binary cross-entropy. Reports
+    "binary_accuracy", the share of classes that are right, "exact_match", 1 where all are,
+    "f1_micro" and "f1_macro", the F1 score of all classes together and its mean over the classes,
+    "auc", the area under the ROC curve of all classes together, and "mean_average_precision", the
+    mean over the classes of the area under the curve of precision and recall (from 200
+    thresholds).
+    """
 
-def _classes(labels: tf.Tensor) -> tf.Tensor:
-    """Returns the class of each label, int64 [batch]."""
-    if labels.shape.rank != 2:
-        return tf.cast(labels, tf.int64)
-    floats = labels if labels.dtype.is_floating else tf.cast(labels, tf.float32)
-    return tf.argmax(floats, axis=-1)  # integers have no argmax on GPUs
-
-
-def _ends_in_softmax(model: keras.Model) -> bool:
-    last = model.layers[-1] if model.layers else None
-    return isinstance(last, keras.layers.Softmax) or (
-        getattr(last, "activation", None) is keras.activations.softmax
+    _remedy = (
+        "For one class an example use ddl.Classification, for probabilities ddl.Supervised with a "
+        "loss of Keras."
     )
+
+    def __init__(
+        self,
+        model: keras.Model,
+        *,
+        threshold: float = 0.5,
+        **names: Any,
+    ):
+        """Initializes the task.
+
+        Args:
+          model: Maps inputs [batch, …] to logits [batch, classes]; a model with several inputs gets
+            a dict of the features.
+          threshold: Probability from which a class counts as predicted, for the metrics.
+          names: `input_name` and `label_name`, as of `Supervised`; labels are 0 or 1 for each
+            class.
+
+        Raises:
+          ConfigError: If the model is none or its output has another rank, or an argument is out of
+            range.
+        """
+        super().__init__(model, tf.nn.sigmoid_cross_entropy_with_logits, **names)
+        shape = checks.output_shape(model) or (None,)
+        if len(shape) != 1 or not 0 < threshold < 1:
+            raise ConfigError(
+                "MultiLabel needs a model with logits [batch, classes] and a threshold between 0 "
+                f"and 1, but {model.name!r} returns {(None, *shape)}, with {threshold}."
+            )
+        self._threshold = float(np.log(threshold / (1 - threshold)))
+        average_precision = KerasMetric("AUC", {"curve": "PR", "multi_label": True})
+        self._of_chances = {"auc": KerasMetric("AUC"), "mean_average_precision": average_precision}
+        kinds = {f"f1_{kind}": {"average": kind, "threshold": 0.5} for kind in ("micro", "macro")}
+        self._f1 = {name: KerasMetric("F1Score", kind) for name, kind in kinds.items()}
+
+    def _compared(self, head: Head, labels: tf.Tensor, outputs: tf.Tensor) -> Compared:
+        # Not every source has the values as an array to check.
+        is_either = (labels == 0) | (labels == 1)
+        labels = tf.where(is_either, tf.cast(labels, outputs.dtype), np.nan)
+        message = f"Feature {head.label!r} has a value other than 0 and 1 (MultiLabel)"
+        labels = tf.debugging.check_numerics(labels, message)
+        loss = tf.reduce_mean(head.loss(labels, outputs), axis=-1)
+        # A logit that is not a number is above no threshold, and predicts nothing.
+        predicted = outputs >= self._threshold
+        right = tf.equal(predicted, labels >= 0.5) & ~tf.math.is_nan(outputs)
+        chances = tf.sigmoid(tf.cast(outputs, tf.float64))
+        predictions = tf.cast(predicted, tf.float64)
+        metrics: dict[str, Any] = {
+            "binary_accuracy": right,
+            "exact_match": tf.reduce_all(right, axis=-1),
+            **{name: f1(labels, predictions) for name, f1 in self._f1.items()},
+            **{name: metric(labels, chances) for name, metric in self._of_chances.items()},
+        }
+        return Compared(loss, metrics)
+
+    def predict(self, features: dict[str, Any]) -> tf.Tensor:
+        """Returns the probability of each class, [batch, classes]."""
+        return tf.sigmoid(checks.in_float32(super().predict(features)))
+
+    def _check_label(self, source: Any, head: Head) -> None:
+        shape = checks.output_shape(self.model) or (None,)
+        spec, values = source.element_spec[head.label], checks.arrays_of(source).get(head.label)
+        checks.check_label(self, spec, head.label, "0 or 1 for each class", shape)
+        if values is not None and not np.isin(values, (0, 1)).all():
+            row = int(np.argmax(~np.isin(values, (0, 1)).all(axis=1)))
+            raise DataError(
+                f"Labels of MultiLabel must be 0 or 1, got {values[row].tolist()} in example "
+                f"{row}. {self._remedy}"
+            )
+
+
+def cross_entropy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    """Returns the cross-entropy of each example, or token.
+
+    Args:
+      labels: integer [batch, …]. Labels outside of the classes give NaN on a GPU, and elsewhere an
+        error of TensorFlow.
+      logits: float32 or float64 [batch, …, classes].
+
+    Returns:
+      [batch, …], in the dtype of the logits.
+    """
+    if logits.dtype != tf.float64 or path_of().has_float64_losses:
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+    # The same, up to rounding, by operations that have float64 kernels for GPUs.
+    is_own = tf.one_hot(labels, tf.shape(logits)[-1], True, False, dtype=tf.bool)
+    # tf.where, not a product: other logits may be -∞.
+    own = tf.where(is_own, tf.nn.log_softmax(logits), tf.zeros([], logits.dtype))
+    nan = tf.constant(math.nan, logits.dtype)
+    return tf.where(tf.reduce_any(is_own, axis=-1), -tf.reduce_sum(own, axis=-1), nan)
+
+
+def accuracy(labels: tf.Tensor, logits: tf.Tensor, loss: tf.Tensor | None = None) -> tf.Tensor:
+    """Returns 1.0 where the largest logit is the label's, else 0.0.
+
+    Ties go to the first class. A row with a NaN counts as wrong.
+
+    Args:
+      labels: integer [batch, …].
+      logits: float [batch, …, classes].
+      loss: Their cross-entropy, [batch, …], which is NaN where a row has a NaN or +∞; it takes a
+        reduction less than looking at all logits.
+
+    Returns:
+      float32 [batch, …].
+    """
+    is_right = tf.equal(tf.argmax(logits, axis=-1), tf.cast(labels, tf.int64))
+    is_nan = tf.math.is_nan(logits if loss is None else loss)
+    is_nan = is_nan if loss is not None else tf.reduce_any(is_nan, axis=-1)
+    return tf.cast(is_right & ~is_nan, tf.float32)
+
+
+def top_k_accuracy(labels: tf.Tensor, logits: tf.Tensor, k: int) -> tf.Tensor:
+    """Returns 1.0 where the label is among the `k` largest logits, else 0.0.
+
+    Ties count against the label, so that equal logits for all classes are not counted as right. A
+    row with a NaN counts as wrong.
+
+    Args:
+      labels: integer [batch].
+      logits: float [batch, classes].
+      k: Number of largest logits that count.
+
+    Returns:
+      float32 [batch].
+    """
+    own = tf.gather(logits, tf.cast(labels, tf.int64), batch_dims=1)
+    at_least = tf.reduce_sum(tf.cast(logits >= own[:, tf.newaxis], tf.float32), axis=-1)
+    # Comparisons with NaN are false.
+    is_nan = tf.reduce_any(tf.math.is_nan(logits), axis=-1)
+    return tf.cast((at_least <= k) & ~is_nan, tf.float32)

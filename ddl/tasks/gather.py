@@ -1,4 +1,4 @@
-"""The rows of other examples, for losses that compare each example with the others of its batch.
+"""What a loss sees of its batch: its own rows, and the rows of all replicas.
 
 A replica computes its share of a batch. A loss that takes negatives only from its own rows has
 fewer of them on more replicas, and computes something else. `gather` gives it the rows of all:
@@ -22,6 +22,51 @@ from ddl import microbatch
 from ddl.errors import ConfigError
 from ddl.layers.replica_gather import gather_over_replicas
 from ddl.microbatch import Microbatch
+
+
+class CurrentBatch(NamedTuple):
+    """The rows of a loss: a part of the global batch, on one replica, in one microbatch.
+
+    Attributes:
+      mask: bool [rows], False for padding and for examples whose weight in the data is 0.
+      weight: float32 [rows], the weight of each example in the data; 0 for padding. The Trainer
+        multiplies by it; a loss must not.
+      positions: int64 [rows], the position of each row in the global batch.
+      step: int64 [], number of updates made so far, also in an evaluation.
+      training: Whether this is a training pass.
+    """
+
+    mask: tf.Tensor
+    weight: tf.Tensor
+    positions: tf.Tensor
+    step: tf.Tensor
+    training: bool
+
+
+def current_batch() -> CurrentBatch:
+    """Returns the rows of the loss that calls it. Replica context.
+
+        def per_example(self, features, training):
+            share = tf.minimum(1.0, tf.cast(ddl.current_batch().step, tf.float32) / 1000)
+            …
+
+    Raises:
+      ConfigError: Outside of a loss that a Trainer runs.
+    """
+    current = _current("ddl.current_batch", "use update.step")
+    weight = tf.ones([current.rows]) if current.weight is None else current.weight
+    step = tf.zeros([], tf.int64) if current.step is None else current.step
+    return CurrentBatch(weight > 0, weight, positions_of(current), step, current.training)
+
+
+def _current(function: str, in_step: str) -> Microbatch:
+    current = microbatch.current()
+    if current is None or not current.rows:  # a step computes no rows
+        raise ConfigError(
+            f"{function} must be called in a loss that a ddl.Trainer runs, which has rows of a "
+            f"batch. In a step, {in_step}; elsewhere, there are no replicas to ask."
+        )
+    return current
 
 
 class Gathered(NamedTuple):
@@ -65,25 +110,15 @@ def gather(x: Any) -> Gathered:
         conditional or function; if a tensor has another first dimension than the batch, or another
         dtype.
     """
-    current = microbatch.current()
-    if current is None or not current.rows:  # a step computes no rows
-        raise ConfigError(
-            "ddl.gather must be called in a loss that a ddl.Trainer runs, which has rows of a "
-            "batch. In a step, call it in the loss that is passed to update.minimize; elsewhere, "
-            "no other replica computes rows, so use the tensor itself."
-        )
+    current = _current("ddl.gather", "call it in the loss that is passed to update.minimize")
     if not current.in_forward:
         raise ConfigError(
             "ddl.gather must not be called in a loop, a conditional, a tf.function or a "
-            "tf.recompute_grad of a loss: all replicas must call it together. Gather before it, "
-            "and use the result in it."
+            "tf.recompute_grad: all replicas call it together. Gather before it."
         )
     tensors = [_checked(one, current.rows) for one in tf.nest.flatten(x)]
     if not tensors:
-        raise ConfigError(
-            f"ddl.gather takes a tensor or a structure of tensors, got {x!r:.80}. Pass at least "
-            "one tensor."
-        )
+        raise ConfigError(f"ddl.gather takes a tensor or a structure of tensors, got {x!r:.80}.")
     current.has_gathered = True
     gathered = (current.gathering or _over_replicas)(tensors, current)
     return gathered._replace(rows=tf.nest.pack_sequence_as(x, list(gathered.rows)))
@@ -143,23 +178,15 @@ def _checked(value: Any, rows: int) -> tf.Tensor:
       ConfigError: If it is something else.
     """
     tensor = tf.convert_to_tensor(value)
-    shape = tuple(tensor.shape) if tensor.shape.rank is not None else "of unknown rank"
-    if not tensor.shape.rank or tensor.shape[0] != rows:
+    shape = tensor.shape
+    if not shape.rank or shape[0] != rows or not shape.is_fully_defined():
         raise ConfigError(
-            f"ddl.gather takes tensors with one row for each of the {rows} rows of the loss, got "
-            f"{'a scalar' if tensor.shape.rank == 0 else f'the shape {shape}'}. Keep the batch as "
-            "the first dimension; pass two views of the rows as a tuple, not one below the other. "
-            "ddl itself takes the mean of a loss over all replicas."
-        )
-    if not tensor.shape.is_fully_defined():
-        raise ConfigError(
-            f"ddl.gather takes tensors of a static shape, got {shape}. Use tf.ensure_shape."
+            f"ddl.gather takes tensors with one row for each of the {rows} rows of the loss, and a "
+            f"static shape, got {shape}. Keep the batch as the first dimension; pass two views of "
+            "the rows as a tuple, not one below the other."
         )
     if not (tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool):
-        raise ConfigError(
-            f"ddl.gather takes tensors of floating, integer or bool dtypes, got "
-            f"{tensor.dtype.name}. Convert it to numbers in the data."
-        )
+        raise ConfigError(f"ddl.gather takes tensors of numbers or bool, got {tensor.dtype.name}.")
     return tensor
 
 

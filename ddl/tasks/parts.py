@@ -23,23 +23,10 @@ def layers_of(task: Task) -> list[keras.layers.Layer]:
 
     The search covers the task's attributes, also in lists, tuples and dicts, and nested tasks.
     """
-    found: dict[int, keras.layers.Layer] = {}
-    seen: set[int] = set()
-
-    def look(holder: object) -> None:
-        if id(holder) in seen:
-            return
-        seen.add(id(holder))
-        for item in keras.tree.flatten(list(attributes_of(holder).values())):
-            if isinstance(item, keras.layers.Layer):
-                found.update({id(layer): layer for layer in item._flatten_layers()})
-            elif hasattr(item, "per_example"):
-                look(item)
-
-    for model in models_of(task).values():
-        found.update({id(layer): layer for layer in model._flatten_layers()})
-    look(task)
-    return list(found.values())
+    models = models_of(task).values()
+    held = [item for item in _held(task) if isinstance(item, keras.layers.Layer)]
+    every = (layer for item in (*models, *held) for layer in item._flatten_layers())
+    return list({id(layer): layer for layer in every}.values())
 
 
 def attributes_of(holder: object) -> dict[str, Any]:
@@ -112,19 +99,17 @@ def own_items_of(task: Any) -> list[Any]:
 
     The search covers lists, tuples, sets and dicts, and nested tasks.
     """
-    found: list[Any] = []
-    seen: set[int] = set()
+    kinds = keras.layers.Layer | keras.optimizers.Optimizer
+    return [item for item in _held(task) if not isinstance(item, kinds)]
 
-    def look(holder: object) -> None:
-        seen.add(id(holder))
-        for item in _items(list(attributes_of(holder).values())):
-            if hasattr(item, "per_example") and id(item) not in seen:  # a nested task
-                look(item)
-            elif not isinstance(item, keras.layers.Layer | keras.optimizers.Optimizer):
-                found.append(item)
 
-    look(task)
-    return found
+def _held(task: Any, seen: frozenset[int] = frozenset()) -> Iterator[Any]:
+    """Yields what a task and its nested tasks hold, also in containers."""
+    for item in _items(list(attributes_of(task).values())):
+        if isinstance(item, keras.layers.Layer) or not hasattr(item, "per_example"):
+            yield item
+        elif id(item) not in seen | {id(task)}:  # a nested task
+            yield from _held(item, seen | {id(task)})
 
 
 def copies_of(variable: tf.Variable) -> Sequence[tf.Variable]:

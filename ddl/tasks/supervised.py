@@ -1,240 +1,374 @@
 """Supervised training with losses and metrics of Keras, by name or by function."""
 
 import functools
+import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from ddl.errors import ConfigError, DataError
-from ddl.metrics.keras_metric import KerasMetric, check_names
-from ddl.tasks.checks import check_input, check_kind, fits, without_one
-from ddl.tasks.inputs import check_named_inputs, inputs_of
+from ddl.errors import ConfigError, DataError, check_choice
+from ddl.layers.broadcasting import broadcasts, with_rank
+from ddl.metrics.keras_metric import KerasMetric
+from ddl.metrics.means import WeightedMean
+from ddl.metrics.values import Inputs, OfMean, Value
+from ddl.tasks import checks
+from ddl.tasks.gather import current_batch, gather
 from ddl.tasks.task import PerExample
 
-# Functions of Keras that compare each entry of the labels with one of the outputs.
-_BY_ENTRIES = (
-    *("mean_squared_error", "mean_absolute_error", "mean_absolute_percentage_error"),
-    *("mean_squared_logarithmic_error", "log_cosh", "huber", "poisson", "kl_divergence"),
-    *("hinge", "squared_hinge", "binary_crossentropy", "binary_focal_crossentropy"),
-    *("binary_accuracy", "categorical_accuracy", "top_k_categorical_accuracy"),
-    *("categorical_crossentropy", "categorical_focal_crossentropy", "categorical_hinge"),
-)
+# Functions of Keras whose labels and outputs differ in shape.
+_OF_OTHER_SHAPES = ("sparse_", "ctc", "circle", "accuracy")
 
 # Called with labels and outputs [batch, …]; returns [batch, …].
 _Function = Callable[[Any, Any], Any]
 
 
+class Head(NamedTuple):
+    """How one output of a model is trained: loss, metrics, label feature, factor in the total."""
+
+    loss: _Function
+    metrics: Mapping[str, _Function]
+    label: str
+    factor: float
+
+
+class Compared(NamedTuple):
+    """Values of one output, before any weight.
+
+    Attributes:
+      loss: float [batch, …].
+      metrics: As in `PerExample`; means may have other shapes than the loss.
+      valid: Entries that count in loss and metrics, [batch, …]; None: all.
+      valid_in_loss: Entries that count in the loss alone.
+    """
+
+    loss: tf.Tensor
+    metrics: dict[str, Value]
+    valid: tf.Tensor | None = None
+    valid_in_loss: tf.Tensor | None = None
+
+
 class Supervised:
-    """A model, a loss and metrics, named as in Keras's `compile`.
+    """A model, its losses and metrics, named as in Keras's `compile`.
 
     The features are the inputs, the label, and optionally "weight". A pair (x, y) has the features
     "image" and "label"; a pair (dict, y) has the features of the dict and "label". A model with one
     input gets that of `input_name`, or the only one; a model with several gets a dict of all.
 
-    As everywhere in ddl, loss and metrics are means weighted by example weight and class weight,
-    divided by the sum of the weights; Keras divides the loss by the number of examples.
+    A model with several outputs takes a loss for each, by the output's name: the key of the dict
+    that it returns, or else the name in `model.output_names`. The label of an output is the feature
+    of its name, as of pairs (x, {name: y}). The loss is the sum over the outputs, each a mean of
+    its own; "NAME_loss" reports each.
+
+    Loss and metrics are means over the valid entries of the global batch, on any devices: a mask of
+    an output (`Embedding(mask_zero=True)`, `Masking`), weights per time step in (x, y, w), and the
+    `ignore_class` of a loss weigh entries. All weights multiply, and ddl divides by their sum, as
+    Keras does with reduction="mean_with_sample_weight"; by default Keras divides by the number of
+    entries. Outputs whose masks differ need the whole batch at once, so ACCUMULATION_STEPS must be
+    1, and an evaluation's loss is a mean over its batches, as in Keras.
     """
+
+    _remedy = "Convert it in the data."
 
     def __init__(
         self,
         model: keras.Model,
-        loss: str | keras.losses.Loss | _Function,
+        loss: Any,
         *,
-        metrics: Sequence[str | keras.metrics.Metric | KerasMetric | _Function] = (),
+        metrics: Any = (),
+        loss_weights: Any = None,
         class_weight: Mapping[int, float] | None = None,
         input_name: str = "image",
-        label_name: str = "label",
+        label_name: str | Mapping[str, str] = "label",
     ):
         """Initializes the task.
 
         Args:
           model: Maps inputs [batch, …] to outputs [batch, …].
           loss: Name of a Keras loss such as "mse", a Keras loss with reduction=None, or a function
-            of (labels, outputs) to [batch, …]. Entries of an example beyond the first dimension
-            are averaged.
+            of (labels, outputs) to [batch, …]. With several outputs, a dict from output to loss, or
+            a list in the order of the outputs; an output of None, or without a key, needs no label,
+            and layers that only it has must not be trainable.
           metrics: Names of Keras metrics such as "accuracy" or "AUC", Keras metrics,
             `ddl.metrics.KerasMetric`, or functions like a loss, named after the function. The state
-            of a metric that is no mean over examples must add up.
-          class_weight: Weight of the examples of each class; others weigh 1. Labels are integers
-            [batch] or [batch, 1], or one-hot rows [batch, classes].
+            of a metric that is no mean over examples must add up. With several outputs, a dict from
+            output to such a list.
+          loss_weights: Factor of each output's loss, as a dict or list like `loss`; None: 1.
+          class_weight: Weight of the entries of each class in the loss and in means; others
+            weigh 1. Labels are integers [batch, …] or [batch, …, 1], or one-hot [batch, …,
+            classes].
           input_name: Name of the input feature.
-          label_name: Name of the label feature.
+          label_name: Name of the label feature; with several outputs, a dict from output to
+            feature, where it is not the output's name.
 
         Raises:
           ConfigError: If the model is no Keras model, a loss or metric is unknown, a loss has a
-            reduction, or a class weight is no number of at least 0.
+            reduction, a class weight is no number of at least 0, or names of outputs do not fit.
         """
-        if not isinstance(model, keras.Model):
-            raise ConfigError(
-                f"Supervised.model must be a Keras model, got {model!r:.80}. Pass a keras.Model."
-            )
+        checks.check_model(model, self._name)
         self.model = model
         self.input_name = input_name
-        self.label_name = label_name
-        self._loss = _loss(loss)
-        if isinstance(metrics, str):
-            raise ConfigError(
-                f"Supervised.metrics must be a list, got {metrics!r}. Write [{metrics!r}]."
-            )
-        named = list(map(_metric, metrics))
-        check_names("Supervised.metrics", [name for name, _ in named])
-        self._metrics = dict(named)
-        self._class_weight = _checked_weights(class_weight)
+        self._weight_name = checks.ENTRY_WEIGHT
+        self._heads = self._made_heads(loss, metrics, loss_weights, label_name)
+        self._not_inputs = {head.label for head in self._heads.values()}
+        self._class_weight = dict(class_weight or {})
+        if not all(isinstance(key, numbers.Integral) for key in self._class_weight):
+            raise ConfigError(f"{self._name}.class_weight must map integers, got {class_weight}.")
+        if self._class_weight and "" not in self._heads:
+            raise ConfigError(f"{self._name}.class_weight needs a single loss. Give entry weights.")
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
 
     def per_example(self, features: dict[str, Any], training: bool) -> PerExample:
         """Computes the loss and metrics of a batch: see `ddl.Task.per_example`. Replica context."""
-        outputs = self._outputs(features, training)
-        outputs = tf.cast(outputs, tf.float64 if outputs.dtype == tf.float64 else tf.float32)
-        labels = features[self.label_name]
-        weight = None
-        if self._class_weight:
-            weight = _class_weights(labels, outputs, self._class_weight)
-        labels = _of_rank(labels, outputs)
-        metrics = {
-            name: metric(labels, outputs)
-            if isinstance(metric, KerasMetric)
-            else _per_row(tf.cast(metric(labels, outputs), tf.float64))
-            for name, metric in self._metrics.items()
-        }
-        return PerExample(_per_row(self._loss(labels, outputs)), metrics, weight)
+        return self._per_example(features, self.model(self._inputs(features), training=training))
 
     def predict(self, features: dict[str, Any]) -> Any:
         """Returns the model's outputs. Labels are not read. Replica context."""
-        inputs = inputs_of(self.model, features, self.input_name, self.label_name)
-        return self.model(inputs, training=False)
+        return self.model(self._inputs(features), training=False)
 
     def check(self, source: Any) -> None:
         """Checks a data source before training.
 
         Raises:
-          DataError: If the label or an input of the model is missing, there is no input, or text
-            stands where the model or Keras's loss needs numbers.
+          DataError: If a label or an input of the model is missing, there is no input, or one has
+            another shape or kind than the model or the loss takes. Values are checked where the
+            source has them as arrays.
           ConfigError: If a model with one input has several features to choose from.
         """
-        spec = source.element_spec
-        if self.label_name not in spec:
-            raise DataError(
-                f"The data have no feature {self.label_name!r}, only {', '.join(sorted(spec))}. "
-                "Rename it in the data, or set label_name of Supervised."
-            )
-        if not spec.keys() - {self.label_name, "weight"}:
-            raise DataError(
-                f"Supervised needs an input beside the label {self.label_name!r}, got only the "
-                f"features {', '.join(sorted(spec))}. Add the input of the model to the data."
-            )
-        check_named_inputs(self.model, spec, self.label_name)
-        taken = inputs_of(self.model, spec, self.input_name, self.label_name)
-        inputs: Sequence[Any] = getattr(self.model, "inputs", None) or ()
-        if len(inputs) == 1 and isinstance(taken, tf.TensorSpec):
-            name = next(name for name, each in spec.items() if each is taken)
-            check_kind(self.model, name, taken, inputs[0].dtype)
-            expected = without_one(tuple(inputs[0].shape[1:]))
-            # Keras adds a last dimension of 1, or removes it.
-            if not fits(expected, without_one(tuple(taken.shape))):
-                check_input(self.model, name, taken)
+        for head in self._heads.values():
+            if head.label not in source.element_spec:
+                raise DataError(
+                    f"The data have no feature {head.label!r}, only "
+                    f"{', '.join(sorted(source.element_spec))}. Rename it in the data, or set "
+                    f"input_name and label_name of {self._name}."
+                )
+        checks.check_inputs(self.model, source, self.input_name, self._not_inputs, self._name)
+        for head in self._heads.values():
+            self._check_label(source, head)
+
+    def _check_label(self, source: Any, head: Head) -> None:
         # A function of the user's may look up text.
-        if spec[self.label_name].dtype == tf.string and _is_of_keras(self._loss):
-            raise DataError(
-                f"Feature {self.label_name!r} must be numbers, got text. Convert it in the data."
+        if (getattr(head.loss, "__module__", None) or "").startswith("keras."):
+            checks.check_label(self, source.element_spec[head.label], head.label, "numbers", None)
+
+    def _inputs(self, features: Mapping[str, Any]) -> Any:
+        return checks.inputs_of(self.model, features, self.input_name, self._not_inputs)
+
+    def _made_heads(self, loss: Any, metrics: Any, factors: Any, label: Any) -> dict[str, Head]:
+        """Returns the heads by the names of the outputs; "" stands for the only one."""
+        losses, labels = _by_output(self.model, loss), {} if label == "label" else label
+        if not isinstance(losses, Mapping):
+            losses, metrics, labels = {"": loss}, {"": metrics}, {"": label}
+        losses = {name: one for name, one in losses.items() if one is not None}
+        metrics, factors = metrics or {}, _by_output(self.model, factors) or {}
+        for what, given in (("metrics", metrics), ("weights", factors), ("labels", labels)):
+            if not isinstance(given, Mapping) or not given.keys() <= losses.keys():
+                raise ConfigError(
+                    f"{what.capitalize()} of {self._name} must be a dict by the outputs with a "
+                    f"loss, {', '.join(losses)}, got {given!r:.80}. With one loss, leave it out."
+                )
+        return {
+            name: Head(
+                _function(one, "loss")[1],
+                _named_metrics(self._name, metrics.get(name, ())),
+                labels.get(name, name),
+                float(factors.get(name, 1.0)),
             )
+            for name, one in losses.items()
+        }
 
-    def _outputs(self, features: Mapping[str, Any], training: bool) -> tf.Tensor:
-        inputs = inputs_of(self.model, features, self.input_name, self.label_name)
-        outputs = self.model(inputs, training=training)
-        if not tf.is_tensor(outputs):
+    def _per_example(self, features: Mapping[str, Any], outputs: Any) -> PerExample:
+        """Returns losses and metrics of the model's outputs."""
+        single = "" in self._heads
+        named = {"": outputs} if single else _by_output(self.model, outputs)
+        given = [named.get(name) if isinstance(named, Mapping) else None for name in self._heads]
+        if not all(map(tf.is_tensor, given)):
+            got = list(named) if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"
             raise ConfigError(
-                f"Supervised needs a model with one output, but {self.model.name!r} returns a "
-                f"{type(outputs).__name__}. Write a task of your own; see ddl.Task."
+                f"{self._name} needs a model with {', '.join(self._heads) or 'one output'}, but "
+                f"{self.model.name!r} returns {got}. Give ddl.Supervised losses as a dict by the "
+                "keys that the model returns, or by its output_names."
             )
-        return outputs
+        entries = self._entry_weights(features)
+        pairs = zip(self._heads.values(), given, strict=True)
+        found = [self._weighted(features, head, output, entries) for head, output in pairs]
+        return found[0][0] if single else _joined(self._heads, *zip(*found, strict=True))
+
+    def _compared(self, head: Head, labels: tf.Tensor, outputs: tf.Tensor) -> Compared:
+        """Compares an output, in float32 or float64, with its labels."""
+        outputs = outputs if outputs.shape.rank > 1 else outputs[:, tf.newaxis]
+        if outputs.shape.rank == labels.shape.rank + 1 and outputs.shape[-1] == 1:
+            labels = labels[..., tf.newaxis]  # else each label would meet all outputs
+        loss = tf.convert_to_tensor(head.loss(labels, outputs))
+        metrics = {name: metric(labels, outputs) for name, metric in head.metrics.items()}
+        return Compared(loss, metrics, valid_in_loss=_mask_of(loss))
+
+    def _weighted(
+        self, features: Mapping[str, Any], head: Head, output: tf.Tensor, entries: tf.Tensor | None
+    ) -> tuple[PerExample, list[tf.Tensor]]:
+        """Returns the values of an output by example, as means over entries; and its weights."""
+        outputs, labels = checks.in_float32(output), features[head.label]
+        loss, metrics, valid, valid_in_loss = self._compared(head, labels, outputs)
+        weights = [one for one in (_mask_of(output), valid, entries) if one is not None]
+        of_states = _product(weights)
+        if self._class_weight:
+            weights.append(_class_weights(labels, outputs, self._class_weight))
+        of_means = of_loss = _product(weights)
+        if valid_in_loss is not None:
+            weights.append(valid_in_loss)
+            of_loss = _product(weights)
+        values: dict[str, Value] = {}
+        for name, value in metrics.items():
+            if isinstance(value, Inputs):
+                if of_loss is not None and value.weight is None:
+                    ones = tf.ones(value.labels.shape[:1])
+                    value = value._replace(weight=ones if of_states is None else of_states)
+                values[name] = value
+            elif isinstance(value, OfMean):
+                values[name] = value._replace(values=_means(value.values, of_means, name))
+            else:
+                values[name] = _means(value, of_means, name)
+                if of_means is not of_loss:
+                    own = tf.ones_like(values[name]) if of_means is None else _sums(of_means)
+                    values[name] = WeightedMean()(values[name], own)
+        return PerExample(_means(loss, of_loss, "loss"), values, _sums(of_loss)), weights
+
+    def _entry_weights(self, features: Mapping[str, Any]) -> tf.Tensor | None:
+        """Returns the weights of entries in the data, [batch, …], after a check of the values."""
+        if self._weight_name not in features:
+            return None
+        weight = tf.cast(features[self._weight_name], tf.float32)
+        message = f"Feature {self._weight_name!r} must hold finite numbers of at least 0"
+        return tf.debugging.check_numerics(tf.where(weight < 0, math.nan, weight), message)
 
 
-def _loss(loss: Any) -> _Function:
-    if isinstance(loss, str):
-        try:
-            loss = keras.losses.get(loss)
-        except ValueError:
+class Regression(Supervised):
+    """A model from inputs to numbers: `Supervised` with the usual loss and metrics.
+
+    Labels are [batch] or [batch, …], in the shape of the outputs; a last dimension of 1 may be left
+    out of either. The loss of an example is the mean over its numbers. Reports
+    "mean_absolute_error", "mean_squared_error", its root "root_mean_squared_error", and, for
+    outputs [batch] or [batch, numbers], "r2", the coefficient of determination over all examples, a
+    mean over the numbers.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        *,
+        loss: Literal["squared", "absolute", "huber"] = "squared",
+        huber_delta: float = 1.0,
+        **names: Any,
+    ):
+        """Initializes the task.
+
+        Args:
+          model: Maps inputs [batch, …] to outputs [batch, …]; a model with several inputs gets a
+            dict of the features.
+          loss: "squared", "absolute", or "huber": squared up to an error of `huber_delta`, linear
+            beyond (Huber 1964, "Robust Estimation of a Location Parameter").
+          huber_delta: See `loss`.
+          names: `input_name` and `label_name`, as of `Supervised`.
+
+        Raises:
+          ConfigError: If the model is none, `loss` is unknown, or `huber_delta` is not positive.
+        """
+        check_choice("Regression.loss", loss, ("squared", "absolute", "huber"))
+        if not huber_delta > 0:
+            raise ConfigError(f"Regression.huber_delta must be above 0, got {huber_delta}.")
+        rmse = KerasMetric("RootMeanSquaredError", {"name": "root_mean_squared_error"})
+        huber = keras.losses.Huber(huber_delta, reduction=None)
+        function = {"squared": "mse", "absolute": "mae", "huber": huber}[loss]
+        metrics: list[Any] = ["mean_absolute_error", "mean_squared_error", rmse]
+        if len(checks.output_shape(model) or ()) < 2:
+            metrics.append(KerasMetric("R2Score", {"name": "r2"}))
+        super().__init__(model, function, metrics=metrics, **names)
+
+
+def _by_output(model: keras.Model, given: Any) -> Any:
+    """Returns what is given in the order of a functional model's outputs by their names."""
+    names = getattr(model, "output_names", None) or ()
+    several = [given] if tf.is_tensor(given) else given
+    if isinstance(several, list | tuple) and len(several) == len(names):
+        return dict(zip(names, several, strict=True))
+    return given
+
+
+def _named_metrics(task: str, metrics: Any) -> dict[str, _Function]:
+    if isinstance(metrics, str | Mapping):
+        raise ConfigError(
+            f"{task}.metrics must be a list, got {metrics!r:.80}. Write [{metrics!r:.60}], or give "
+            "losses and metrics as dicts by output."
+        )
+    named = [_function(metric, "metric") for metric in metrics]
+    names = [name for name, _ in named]
+    for name in names:
+        if names.count(name) > 1:
             raise ConfigError(
-                f"Supervised.loss must be the name of a Keras loss, such as 'mse' or "
-                f"'sparse_categorical_crossentropy', got {loss!r}. Correct the name, or pass a "
-                "function of (labels, outputs)."
-            ) from None
-    if isinstance(loss, keras.losses.Loss) and loss.reduction not in (None, "none"):
-        raise ConfigError(
-            f"The loss {loss.name!r} must return one value for each example, but it has "
-            f"reduction={loss.reduction!r}, a mean or sum over the examples of one replica. "
-            "Create it with reduction=None."
-        )
-    if not callable(loss):
-        raise ConfigError(
-            f"Supervised.loss must be a name, a Keras loss or a function, got {loss!r:.60}."
-        )
-    return _checked(loss, "loss")
+                f"{task}.metrics has two metrics with the name {name!r}. Give one another name: "
+                "ddl.metrics.KerasMetric('Precision', {'name': 'precise'})."
+            )
+    return dict(named)
 
 
-def _is_of_keras(loss: _Function) -> bool:
-    """Returns whether a loss is a function or class of Keras, not of the user's."""
-    return (getattr(loss, "__module__", None) or "").partition(".")[0] == "keras"
-
-
-def _metric(metric: Any) -> tuple[str, _Function | KerasMetric]:
-    if isinstance(metric, str) and metric in ("accuracy", "acc"):
+def _function(given: Any, kind: Literal["loss", "metric"]) -> tuple[str, _Function]:
+    """Returns name and function of a loss or metric, by name, of Keras or of the user's."""
+    if kind == "metric" and given in ("accuracy", "acc"):
         return "accuracy", _accuracy
-    given = metric
-    if isinstance(metric, str):
-        try:
-            metric = keras.metrics.get(metric)
-        except ValueError:
+    found = given
+    try:
+        if isinstance(given, str):
+            found = (keras.losses if kind == "loss" else keras.metrics).get(given)
+    except ValueError:
+        found = None
+    except TypeError:  # a metric that needs arguments, which `KerasMetric` says
+        found = KerasMetric(given)
+    name = given if isinstance(given, str) else getattr(found, "name", "")
+    if isinstance(found, keras.losses.Loss):
+        if found.reduction not in (None, "none"):
             raise ConfigError(
-                f"Supervised.metrics must hold names of Keras metrics, such as 'accuracy' or "
-                f"'mae', got {given!r}. Correct the name, or pass a function of (labels, outputs)."
-            ) from None
-        except TypeError:  # it needs arguments, which `KerasMetric` says
-            metric = KerasMetric(metric)
-    if isinstance(metric, KerasMetric):
-        return metric.name, metric
-    if isinstance(metric, type) and issubclass(metric, keras.metrics.Metric):
-        metric = metric()
-    if isinstance(metric, keras.metrics.MeanMetricWrapper):
-        function, arguments = metric._fn, metric._fn_kwargs
-        name = given if isinstance(given, str) else metric.name
-        checked = _checked(function, "metric")
-        return name, lambda labels, outputs: checked(labels, outputs, **arguments)
-    if isinstance(metric, keras.metrics.Metric):
-        adding_up = KerasMetric(given if isinstance(given, str) else metric)
-        return adding_up.name, adding_up
-    if not callable(metric):
+                f"The loss {name!r} must return one value for each example, but it has "
+                f"reduction={found.reduction!r}. Create it with reduction=None."
+            )
+        # Not the loss itself, which would drop the mask of `ignore_class` and cast to floatx.
+        return name, _checked(found.call, getattr(found, "fn", None), kind)
+    if isinstance(found, keras.metrics.MeanMetricWrapper):
+        checked = _checked(found._fn, found._fn, kind)
+        return name, functools.partial(checked, **found._fn_kwargs)
+    if isinstance(found, keras.metrics.Metric):
+        found = KerasMetric(given)
+    if not callable(found) or isinstance(found, type):
         raise ConfigError(
-            f"Supervised.metrics must hold names, Keras metrics or functions, got {given!r:.60}."
+            f"Supervised takes a {kind} of Keras, its name, such as 'mse', or a function of "
+            f"(labels, outputs), got {given!r:.80}. Correct it."
         )
-    return getattr(metric, "__name__", type(metric).__name__), _checked(metric, "metric")
+    name = name or getattr(found, "__name__", type(found).__name__)
+    return name, _checked(found, found, kind)
 
 
-def _checked(function: Any, kind: str) -> _Function:
+def _checked(function: Any, named: Any, kind: str) -> _Function:
     """Returns a loss or metric of Keras's, by entries, that refuses outputs of another shape.
 
     Keras would broadcast: it would compare labels [batch, 2] with the one output of each example.
     """
-    own = getattr(function, "fn", function)  # the function of a Loss
-    name = getattr(own, "__name__", "")
-    if name not in _BY_ENTRIES or not own.__module__.startswith("keras."):
+    name, module = getattr(named, "__name__", ""), getattr(named, "__module__", None) or ""
+    if name.startswith(_OF_OTHER_SHAPES) or not module.startswith("keras."):
         return function
 
     @functools.wraps(function, updated=())
     def checked(labels: Any, outputs: Any, **arguments: Any) -> Any:
-        of_labels, of_outputs = tf.TensorShape(labels.shape), tf.TensorShape(outputs.shape)
-        if not of_labels[1:].is_compatible_with(of_outputs[1:]):
-            sparse = f"sparse_{name}"
-            remedy = (
-                f" For integer labels, use {sparse!r}." if hasattr(keras.metrics, sparse) else ""
-            )
+        if not labels.shape[1:].is_compatible_with(outputs.shape[1:]):
+            known = hasattr(keras.metrics, f"sparse_{name}")
+            remedy = f" For integer labels, use 'sparse_{name}'." if known else ""
             raise ConfigError(
-                f"The {kind} {name!r} of Supervised needs outputs in the shape of the labels, got "
-                f"outputs {tuple(of_outputs)} for labels {tuple(of_labels)}. Change the model's "
-                f"last layer, or the labels.{remedy}"
+                f"The {kind} {name!r} needs outputs in the shape of the labels, got outputs "
+                f"{tuple(outputs.shape)} for labels {tuple(labels.shape)}. Change the model's last "
+                f"layer, or the labels.{remedy}"
             )
         return function(labels, outputs, **arguments)
 
@@ -243,65 +377,88 @@ def _checked(function: Any, kind: str) -> _Function:
 
 def _accuracy(labels: Any, outputs: Any) -> Any:
     """Chooses the accuracy by the shapes, as Keras does."""
-    if outputs.shape[-1] == 1 or outputs.shape.rank == 1:
-        return _checked(keras.metrics.binary_accuracy, "metric")(labels, outputs)
-    sparse = labels.shape.rank < outputs.shape.rank or labels.shape[-1] == 1
-    if sparse:
+    if outputs.shape[-1] == 1:
+        function: _Function = keras.metrics.binary_accuracy
+        return _checked(function, function, "metric")(labels, outputs)
+    if labels.shape.rank < outputs.shape.rank or labels.shape[-1] == 1:
         return keras.metrics.sparse_categorical_accuracy(labels, outputs)
     return keras.metrics.categorical_accuracy(labels, outputs)
 
 
-def _of_rank(labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-    """Returns labels in the shape of outputs, if one of them has a last dimension of 1.
-
-    Most functions would broadcast [batch] against [batch, 1], each label against all outputs.
-    """
-    if outputs.shape.rank == labels.shape.rank + 1 and outputs.shape[-1] == 1:
-        return labels[..., tf.newaxis]
-    if labels.shape.rank == outputs.shape.rank + 1 and labels.shape[-1] == 1:
-        return labels[..., 0]
-    return labels
-
-
-def _per_row(values: Any) -> tf.Tensor:
-    """Returns the mean of each example: [batch]."""
-    values = tf.convert_to_tensor(values)
-    rank = values.shape.rank
-    return values if not rank else tf.reduce_mean(values, list(range(1, rank)))
-
-
-def _checked_weights(weights: Any) -> dict[int, float]:
-    if weights is None:
-        return {}
-    if not isinstance(weights, Mapping):
-        raise ConfigError(
-            f"Supervised.class_weight must be a dict from class to weight, got {weights!r:.60}."
-        )
-    for key, value in weights.items():
-        is_class = isinstance(key, numbers.Integral) and not isinstance(key, bool)
-        if not is_class or not isinstance(value, numbers.Real) or not float(value) >= 0:
-            raise ConfigError(
-                "Supervised.class_weight must map integers to weights of at least 0, got "
-                f"{key!r}: {value!r}."
-            )
-    return {int(key): float(value) for key, value in weights.items()}
+def _mask_of(values: tf.Tensor) -> tf.Tensor | None:
+    """Returns the mask that Keras set on a tensor, [batch, …]; None if there is none."""
+    return getattr(values, "_keras_mask", None)
 
 
 def _class_weights(
     labels: tf.Tensor, outputs: tf.Tensor, weights: Mapping[int, float]
 ) -> tf.Tensor:
-    """Returns the weight of each example: float32 [batch]."""
-    if labels.shape.rank == 2 and labels.shape[-1] > 1:
-        if outputs.shape.rank != 2 or outputs.shape[-1] != labels.shape[-1]:
-            raise ConfigError(
-                "class_weight needs labels that are one class for each example, or one-hot rows as "
-                f"wide as the outputs, got labels {tuple(labels.shape)} for outputs "
-                f"{tuple(outputs.shape)}. Leave class_weight out, or give a feature weight."
-            )
-        classes = tf.argmax(tf.cast(labels, tf.float32), axis=-1)
-    else:
-        classes = tf.cast(tf.reshape(labels, [-1]), tf.int64)
-    found = tf.ones(tf.shape(classes))
+    """Returns the weight of each entry: float32 [batch, …]."""
+    if labels.shape.rank > 1 and labels.shape[-1] == 1:
+        labels = labels[..., 0]
+    elif 1 < labels.shape.rank == outputs.shape.rank:  # one-hot
+        labels = tf.argmax(tf.cast(labels, tf.float32), axis=-1)
+    found = tf.ones(tf.shape(labels))
     for number, weight in weights.items():
-        found = tf.where(classes == number, tf.constant(weight), found)
+        found = tf.where(tf.cast(labels, tf.int64) == number, float(weight), found)
     return found
+
+
+def _product(factors: Sequence[tf.Tensor]) -> tf.Tensor | None:
+    """Returns the product of weights [batch, …] whose shapes agree from the left."""
+    rank = max((one.shape.rank for one in factors), default=0)
+    ranked = [with_rank(tf.cast(one, tf.float32), rank) for one in factors]
+    return functools.reduce(tf.multiply, ranked) if ranked else None
+
+
+def _sums(weight: tf.Tensor | None) -> tf.Tensor | None:
+    """Returns the sum of the weights of each example, [batch]."""
+    if weight is None or weight.shape.rank == 1:
+        return weight
+    return tf.reduce_sum(weight, list(range(1, weight.shape.rank)))
+
+
+def _means(values: Any, weight: tf.Tensor | None, name: str) -> tf.Tensor:
+    """Returns the weighted mean of the entries of each example: [batch]."""
+    values = tf.convert_to_tensor(values)
+    rank, of_weight = values.shape.rank, 1 if weight is None else weight.shape.rank
+    if name != "loss" and (rank > 1 or not values.dtype.is_floating):
+        values = tf.cast(values, tf.float64)  # in float32, 2/3 would be exact to eight digits
+    if weight is not None and not broadcasts(weight.shape, values.shape):
+        raise ConfigError(
+            f"The {name} of Supervised has shape {tuple(values.shape)}, which the weights of "
+            f"entries, {tuple(weight.shape)}, do not fit: they are of a mask, of (x, y, weight) or "
+            "of classes. Return one value for each entry."
+        )
+    if rank > of_weight:
+        values = tf.reduce_mean(values, list(range(of_weight, rank)))
+    if of_weight == 1:
+        return values
+    weight = tf.broadcast_to(tf.cast(weight, values.dtype), tf.shape(values))
+    return tf.math.divide_no_nan(_sums(tf.math.multiply_no_nan(values, weight)), _sums(weight))
+
+
+def _joined(
+    heads: Mapping[str, Head], parts: Sequence[PerExample], factors: Sequence[list[tf.Tensor]]
+) -> PerExample:
+    """Returns the sum of the losses of several outputs, each a mean by weights of its own."""
+    alike = len({tuple(map(id, one)) for one in factors}) == 1
+    dtype = parts[0].loss.dtype
+    losses = [tf.cast(one.loss, dtype) for one in parts]
+    ones = tf.ones_like(losses[0])
+    weights = [ones if one.weight is None else tf.cast(one.weight, dtype) for one in parts]
+    metrics: dict[str, Value] = {}
+    for name, part, weight in zip(heads, parts, weights, strict=True):
+        for metric, value in {"loss": part.loss, **part.metrics}.items():
+            is_mean = tf.is_tensor(value) and not alike
+            metrics[f"{name}_{metric}"] = WeightedMean()(value, weight) if is_mean else value
+    if not alike:
+        # Each loss has its own denominator: Σ weight of its entries over the global batch.
+        of_data = tf.cast(current_batch().weight, dtype)
+        every = gather(tf.stack([of_data, *(of_data * weight for weight in weights)], axis=1))
+        kept = tf.where(every.mask[:, tf.newaxis], every.rows, tf.zeros([], dtype))
+        examples, *sums = tf.unstack(tf.reduce_sum(kept, axis=0))
+        shares = [tf.math.divide_no_nan(examples, own) for own in sums]
+        losses = [x * y * z for x, y, z in zip(losses, weights, shares, strict=True)]
+    total = tf.add_n([head.factor * x for head, x in zip(heads.values(), losses, strict=True)])
+    return PerExample(total, metrics, parts[0].weight if alike else None)

@@ -1,11 +1,13 @@
 """Interface between a task and the Trainer."""
 
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import keras
 import tensorflow as tf
 
-from ddl.errors import ConfigError, check_takes
+from ddl.errors import ConfigError, DataError, check_takes
 from ddl.metrics.values import Value
 
 
@@ -104,41 +106,6 @@ def evaluation_loss(task: Any) -> LossFunction | None:
     return evaluate
 
 
-def _instead_of(model: keras.Model) -> str:
-    """Returns the remedy for a model without a task."""
-    config = (model.get_compile_config() or {}) if getattr(model, "compiled", False) else {}
-    loss: Any = getattr(model, "loss", None) if config else None
-    if isinstance(loss, keras.losses.Loss):
-        written = f"keras.losses.{type(loss).__name__}(…, reduction=None)"
-    elif isinstance(config.get("loss"), str):
-        written = repr(config["loss"])
-    else:
-        return "Pass ddl.Classification(model), or a class with `model` and `per_example`."
-    optimizer = model.optimizer
-    has_trained = optimizer is not None and int(optimizer.iterations.numpy()) > 0
-    own = f"a new {type(optimizer).__name__}" if has_trained else "model.optimizer"
-    metrics = config.get("metrics")
-    given = f", metrics={metrics!r}" if metrics else ""
-    return (
-        "Its loss and metrics of `compile` are not read. Pass ddl.Supervised(model, "
-        f"{written}{given}), and {own} as the optimizer."
-    )
-
-
-def _several_models(task: Any, missing: str) -> str:
-    """Says what a task with models of other names can do; "" if it has none."""
-    members = getattr(task, "__dict__", {})
-    names = [name for name, value in members.items() if isinstance(value, keras.Model)]
-    if missing != "model" or not names or not hasattr(task, "per_example"):
-        return ""
-    weights = " + ".join(f"self.{name}.trainable_variables" for name in names)
-    return (
-        f" It has {' and '.join(f'`{name}`' for name in names)}: give it a `step` that calls "
-        f"`update.minimize(self.per_example, batch, {weights})`, or make one keras.Model of "
-        "them and name it `model`."
-    )
-
-
 def check_task(task: Any) -> None:
     """Checks that an object has the members of a task.
 
@@ -153,8 +120,9 @@ def check_task(task: Any) -> None:
         )
     if not hasattr(task, "per_example") and isinstance(task, keras.Model):
         raise ConfigError(
-            f"Trainer.task must be a model with its loss, got the Keras model {task.name!r} alone. "
-            + _instead_of(task)
+            f"Trainer.task must be a model with its loss, got the Keras model {task.name!r} alone, "
+            "whose `compile` is not read. Pass ddl.Classification(model), or ddl.Supervised(model, "
+            "loss, metrics=[…]) with a loss of reduction=None, and a new optimizer."
         )
     name = type(task).__name__
     if has_step(task):
@@ -164,16 +132,54 @@ def check_task(task: Any) -> None:
             if not hasattr(task, member):
                 raise ConfigError(
                     f"Trainer.task must have `model` and `per_example`, or a `step`, but {name} "
-                    f"has no `{member}`.{_several_models(task, member)} See ddl.Task."
+                    f"has no `{member}`. See ddl.Task."
                 )
-    exported = getattr(task, "exported_models", {})
-    if not isinstance(exported, dict) or not all(
-        isinstance(key, str) and isinstance(value, keras.Model) for key, value in exported.items()
-    ):
-        raise ConfigError(
-            f"{name}.exported_models must be a dict from name to Keras model, got {exported!r:.80}."
-        )
     if hasattr(task, "per_example"):
         check_takes(f"{name}.per_example", task.per_example, ("features",), ("training",))
     elif hasattr(task, "evaluate"):
         check_takes(f"{name}.evaluate", task.evaluate, ("features",))
+
+
+# Only the feature "weight" weighs its example. Under Keras's name, sample_weight, or a similar one,
+# weights would have no effect, nor would those of entries in a task that does not read them.
+_LIKE_WEIGHT = [f"{kind}weight" for kind in ("", "sample", "example", "instance", "loss", "entry")]
+
+
+def names_resembling_weight(names: Iterable[str]) -> list[str]:
+    """Returns the names that look like "weight", such as sample_weight or exampleWeights."""
+    letters = {name: re.sub("[^a-z]", "", name.lower()).removesuffix("s") for name in names}
+    return [name for name, of_it in letters.items() if of_it in _LIKE_WEIGHT and name != "weight"]
+
+
+def unread(features: Mapping[str, tf.Tensor], names: Iterable[str], output: Any) -> list[str]:
+    """Returns the named features that a task does not read. Call it in the features' graph.
+
+    Args:
+      features: The features, as passed to the task.
+      names: Names of some of them.
+      output: The value that the task returned. It may hold a feature as it is, such as a weight.
+    """
+    returned = {id(tensor) for tensor in tf.nest.flatten(output)}
+    return [
+        name
+        for name in names
+        if not features[name].consumers() and id(features[name]) not in returned
+    ]
+
+
+def check_read(features: Mapping[str, tf.Tensor], task: str, output: Any) -> None:
+    """Checks that the task reads every given feature. Call it in the features' graph.
+
+    Args:
+      features: The features that are named like weights, as passed to the task.
+      task: Name of the task, for the error.
+      output: As in `unread`.
+
+    Raises:
+      DataError: If the task neither computes with a feature nor returns it.
+    """
+    for name in unread(features, features, output):
+        raise DataError(
+            f"The data have a feature {name!r} that {task} does not read, so it would have no "
+            "effect. Give one 'weight' for each example, read it in the task, or remove it."
+        )

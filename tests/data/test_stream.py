@@ -245,7 +245,6 @@ WRONG = {
         lambda: examples().map(lambda x, y: {"t": tf.range(y)}).padded_batch(3),
         "one static shape.*Pad all to one length, or pack",
     ),
-    "a weight with a shape": (lambda: examples().map(lambda x, y: (x, y, x)), "'weight'"),
     "lengths that vary": (
         lambda: lambda: ({"x": np.zeros(n)} for n in (2, 2, 3)),
         r"Element 2 of .*test_stream.py:\d+: <lambda> must be like the first.*\(3,\)",

@@ -1,74 +1,178 @@
-"""Metrics that add up and those that are refused, in all places where figures go."""
+"""Figures of metrics against scikit-learn, and metrics that are refused."""
+
+import math
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import ops
 
 import ddl
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.errors import ConfigError
-from ddl.metrics import FunctionOfMean, KerasMetric
+from ddl.metrics import FunctionOfMean, KerasMetric, MeanByClass, WeightedMean
+from ddl.precision import set_precision
 from tests.conftest import make_strategy, save
-from tests.metrics import batch_metrics
 
 RANDOM = np.random.default_rng(0)
-X = RANDOM.normal(size=(22, 3))
-LABEL = (X.sum(1) + RANDOM.normal(size=22) > 0).astype("i4")
-DATA = {"x": X, "label": LABEL}
+N, CLASSES = 22, 3
+WEIGHT = RANDOM.choice([0.0, 0.5, 1.0, 2.25], N).astype("f4")
+DATA = {
+    "x": RANDOM.normal(size=(N, 3)),
+    "label": RANDOM.integers(0, 2, N).astype("i4"),
+    # Between the thresholds of Keras's AUC, of which there are 200. Some are equal.
+    "score": (RANDOM.integers(0, 199, N) + 0.5) / 199,
+    "class": RANDOM.integers(0, CLASSES, N).astype("i4"),
+    "chances": RANDOM.dirichlet(np.ones(CLASSES), N),
+    "pixels": RANDOM.dirichlet(np.ones(CLASSES), (N, 2, 2)),
+    "class_of_pixel": RANDOM.integers(0, CLASSES, (N, 2, 2)).astype("i4"),
+    "tokens": (RANDOM.integers(0, 199, (N, 2)) + 0.5) / 199,
+    "of_tokens": RANDOM.integers(0, 2, (N, 2)).astype("i4"),
+    "real": RANDOM.choice([0.0, 1.0], (N, 2)),
+    "y": RANDOM.normal(size=(N, 2)),
+    "z": RANDOM.normal(size=(N, 2)),
+    "weight": WEIGHT,
+}
 
 
-class Binary:
-    """A logistic regression that reports the metrics that it is given, of probabilities."""
+def linear():
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
 
-    def __init__(self, metrics, activation=tf.sigmoid, weight=None, dtype="float64"):
-        self.model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, dtype=dtype)])
-        self.metrics, self.activation, self.weight = metrics, activation, weight
+
+class AllMetrics:
+    """Reports metrics of what the data hold as outputs."""
+
+    def __init__(self):
+        self.model = linear()
+        iou = {"num_classes": CLASSES, "sparse_y_pred": False}
+        self.auc, self.iou = KerasMetric("AUC"), KerasMetric("MeanIoU", iou)
+        self.recall = KerasMetric("recall", {"thresholds": 0.25})
+        self.f1, self.r2 = KerasMetric("F1Score"), KerasMetric(keras.metrics.R2Score())
+        self.macro = KerasMetric("f1_score", {"average": "macro"})
+        self.root = FunctionOfMean(math.sqrt)
 
     def per_example(self, features, training):
-        logit = self.model(features["x"], training=training)[:, 0]
-        loss = tf.nn.sigmoid_cross_entropy_with_logits(
-            tf.cast(features["label"], logit.dtype), logit
-        )
-        outputs = self.activation(logit)
-        values = {k: m(features["label"], outputs) for k, m in self.metrics.items()}
-        return ddl.PerExample(loss, values, self.weight)
-
-    def predict(self, features):
-        return self.model(features["x"])[:, 0]
-
-
-def trainer_of(task, strategy=None, optimizer=None, **options):
-    strategy = strategy or make_strategy("one_device", 1)
-    with strategy.scope():
-        task = task()
-        optimizer = optimizer or keras.optimizers.SGD(0.1)
-    options = {"global_batch_size": 8, "eval_data": DATA, **options}
-    return ddl.Trainer(task, optimizer, DATA, strategy=strategy, **options)
+        label, score, y, z, real = (features[k] for k in ("label", "score", "y", "z", "real"))
+        rows = tf.one_hot(features["class"], CLASSES, dtype=tf.float64)
+        metrics = {
+            "auc": self.auc(label, score),
+            "recall": self.recall(label, score),
+            "f1": self.f1(rows, features["chances"]),
+            "macro": self.macro(rows, features["chances"]),
+            "iou": self.iou(features["class_of_pixel"], features["pixels"]),
+            "r2": self.r2(y, z),
+            "root": self.root(tf.reduce_mean((y - z) ** 2, axis=1)),
+            "auc_of_tokens": self.auc(features["of_tokens"], features["tokens"], real),
+            "of_tokens": WeightedMean()(features["tokens"], real),
+            "by_class": MeanByClass(CLASSES + 1)(features["class"], score),
+        }
+        return ddl.PerExample(self.model(features["x"], training=training)[:, 0] ** 2, metrics)
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        (
-            "PerBatch",
-            r"its state 'total' after 7 examples is .* as the sum of those of the first 2",
+def expected():
+    from sklearn import metrics as sk
+
+    w, data = WEIGHT.astype("f8"), DATA
+    label, score, classes = data["label"], data["score"], data["class"]
+    guess, names = data["chances"].argmax(1), list(range(CLASSES))
+    options = {"sample_weight": w, "zero_division": 0}
+    of_tokens = w[:, None] * data["real"]
+    f1 = sk.f1_score(classes, guess, average=None, labels=names, **options)
+    pixels, found = data["class_of_pixel"].ravel(), data["pixels"].argmax(-1).ravel()
+    iou = {"average": "macro", "sample_weight": np.repeat(w, 4), "labels": names}
+    return {
+        "auc": sk.roc_auc_score(label, score, sample_weight=w),
+        "recall": sk.recall_score(label, score > 0.25, **options),
+        **{f"f1/{name}": one for name, one in enumerate(f1)},
+        "macro": f1.mean(),
+        "iou": sk.jaccard_score(pixels, found, **iou),
+        "r2": sk.r2_score(data["y"], data["z"], sample_weight=w),
+        "root": sk.mean_squared_error(data["y"], data["z"], sample_weight=w) ** 0.5,
+        "auc_of_tokens": sk.roc_auc_score(
+            data["of_tokens"].ravel(), data["tokens"].ravel(), sample_weight=of_tokens.ravel()
         ),
-        ("Unweighted", "without the examples of weight 0"),
-        ("Positives", "as the difference of those with larger weights"),
-        ("Decaying", "as what is added to an earlier state"),
-        ("Largest", "as the sum of those of the first 2 and the last 5"),
-        ("OutsideOfVariables", "its result changes with the number of updates"),
-        ("FromOne", "variables of add_variable that start at 0"),
-        ("WithoutWeights", "it fails on random examples: .*sample_weight"),
-    ],
-)
-def test_what_does_not_add_up_is_refused_by_name(kind, message):
-    metric = KerasMetric(getattr(batch_metrics, kind)(name="own"))
-    with pytest.raises(ConfigError, match=rf"The metric 'of_own' \({kind}\) does not add") as error:
-        trainer_of(lambda: Binary({"of_own": metric}))
-    assert error.match(message)
-    assert error.match("OfAllOutputs")
+        "of_tokens": np.average(data["tokens"], weights=of_tokens),
+        **{
+            f"by_class/{k}": np.average(score[classes == k], weights=w[classes == k])
+            for k in range(CLASSES)
+        },
+    }
+
+
+def trainer_of(task, where=("one_device", 1), data=DATA, **options):
+    with make_strategy(*where).scope():
+        options = {"global_batch_size": 8, "eval_data": data, **options}
+        return ddl.Trainer(task(), keras.optimizers.SGD(0.1), data, **options)
+
+
+# Keras adds 1e-7 to the denominators of F-scores, and divides intersections in float32.
+TOLERANCES = {"f1": 1e-5, "macro": 1e-5, "iou": 1e-6}
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_figures_on_two_replicas_are_those_of_all_examples(training):
+    """With weights, padding, microbatches and several updates; twice, from 0 again."""
+    set_precision("float64")
+    trainer = trainer_of(AllMetrics, ("mirrored", 2), accumulation_steps=2)
+    for _ in range(2):
+        found = trainer.train(epochs=1) if training else trainer.evaluate()
+        assert math.isnan(found.pop(f"by_class/{CLASSES}"))
+        assert found.keys() == {"loss", *expected()}
+        for name, value in expected().items():
+            tolerance = TOLERANCES.get(name.partition("/")[0], 1e-12)
+            assert found[name] == pytest.approx(value, rel=tolerance, abs=1e-12), name
+
+
+class _OneSum(keras.metrics.Metric):
+    def __init__(self, start="zeros", **arguments):
+        super().__init__(**arguments)
+        self.total = self.add_variable((), start, name="total")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(ops.sum(ops.cast(y_pred, self.dtype) * sample_weight))
+
+    def result(self):
+        return self.total  # a variable itself, as Keras's documentation shows it
+
+
+class PerBatch(_OneSum):
+    """Adds up the weighted mean of each batch."""
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(ops.sum(y_pred * sample_weight) / ops.sum(sample_weight))
+
+
+class Unweighted(_OneSum):
+    """Counts padding."""
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(ops.sum(ops.cast(y_true, self.dtype) + 1))
+
+
+class Decaying(_OneSum):
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign(0.9 * self.total + ops.sum(y_pred * sample_weight))
+
+
+class Largest(_OneSum):
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign(ops.maximum(self.total, ops.max(ops.cast(y_pred, self.dtype))))
+
+
+class FromOne(_OneSum):
+    def __init__(self, **arguments):
+        super().__init__(start="ones", **arguments)
+
+
+class WithoutWeights(_OneSum):
+    def update_state(self, y_true, y_pred):
+        self.total.assign_add(ops.sum(ops.cast(y_pred, self.dtype)))
+
+
+class WithoutConfig(_OneSum):
+    def __init__(self, scale):
+        super().__init__()
 
 
 ROW = {"label": (tf.int32, []), "hinge": (tf.int32, [1]), "p": (tf.float32, [])}
@@ -81,45 +185,49 @@ def state_of(metric, labels, outputs):
 
 
 @pytest.mark.parametrize(
-    ("name", "labels", "outputs", "message"),
+    ("metric", "labels", "outputs", "message"),
     [
-        (
-            "CategoricalAccuracy",  # takes the argmax of the labels over the batch
-            "label",
-            "p3",
-            r"of those of each example, for labels \[7\] from 0 to . and outputs \[7, 3\]",
-        ),
+        (PerBatch(), "label", "p", "has .* as the sum of those of each example"),
+        (Unweighted(), "label", "p", "as the sum of those of each example"),
+        (Decaying(), "label", "p", "as what is added to an earlier state"),
+        (Largest(), "label", "p", "as the sum of those of each example"),
+        (FromOne(), "label", "p", "variables of add_variable that start at 0"),
+        (WithoutWeights(), "label", "p", "it fails on random examples: .*sample_weight"),
+        # These take the argmax of the labels over the batch, or add up on labels 0 and 1 alone.
+        ("CategoricalAccuracy", "label", "p3", "as the sum of those of each example"),
         ("SparseCategoricalAccuracy", "label", "p", "as the sum of those of each example"),
         ("Hinge", "hinge", "p1", "as the sum of those of each example"),
-        ("SquaredHinge", "hinge", "p1", "as the sum of those of each example"),
-        ("ConcordanceCorrelation", "p1", "p1", r"its state stays 0 for random labels \[7, 1\]"),
+        ("ConcordanceCorrelation", "p1", "p1", "its state stays 0 for random labels"),
+        (keras.metrics.R2Score(num_regressors=3), "p1", "p1", "as the sum of those of each"),
+        ("AUC", "label", "p3", "it fails on"),
+        (
+            keras.metrics.MeanIoU(num_classes=2),
+            "label",
+            "p",
+            "takes class numbers .*Pass tf.argmax",
+        ),
     ],
+    ids=str,
 )
-def test_what_adds_up_by_chance_is_refused(name, labels, outputs, message):
-    """On labels 0 and 1, or as it counts nothing."""
-    with pytest.raises(ConfigError, match=message):
-        state_of(KerasMetric(name), labels, outputs)
+def test_what_does_not_add_up_is_refused_by_name(metric, labels, outputs, message):
+    with pytest.raises(ConfigError, match=r"The metric 'own' \(\w+\) does not add") as error:
+        state_of(KerasMetric(metric), labels, outputs)
+    assert error.match(message)
+    assert error.match("OfAllOutputs")
 
 
 @pytest.mark.parametrize(
     ("metric", "labels", "outputs"),
     [
         (KerasMetric("FalsePositives", {"thresholds": 0.99}), "label", "p"),
-        (KerasMetric("FalseNegatives", {"thresholds": 0}), "label", "p"),
         (KerasMetric("Accuracy"), "label", "p"),  # of rounded outputs
         (KerasMetric("F1Score"), "p1", "p1"),
         (KerasMetric("SparseCategoricalCrossentropy"), "label", "p3"),  # takes no label -1
+        (KerasMetric(_OneSum()), "label", "p"),
     ],
 )
 def test_no_false_alarm(metric, labels, outputs):
     assert state_of(metric, labels, outputs).size > 0
-
-
-def test_a_metric_of_ones_own_that_adds_up():
-    """Its result is the variable itself, which stays 0."""
-    trainer = trainer_of(lambda: Binary({"errors": KerasMetric(batch_metrics.SumOfErrors())}))
-    outputs = 1 / (1 + np.exp(-trainer.predict(DATA)))
-    assert trainer.evaluate()["errors"] == pytest.approx(abs(LABEL - outputs).sum(), rel=1e-12)
 
 
 def test_what_padding_holds_does_not_count():
@@ -132,21 +240,15 @@ def test_what_padding_holds_does_not_count():
     assert state.sums(undefined, undefined, 0 * weight).numpy().tolist() == [0, 0]
 
 
-def test_adjusted_r2_counts_padding_and_is_refused():
-    metric = KerasMetric("R2Score", {"num_regressors": 3})
-    with pytest.raises(ConfigError, match="'num_samples'.* without the examples of weight 0"):
-        trainer_of(lambda: Binary({"r2": lambda y, z: metric(y[:, None], z[:, None])}))
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("Acuracy",), "must be the name of .* got 'Acuracy'. Correct .* Did you mean Accuracy"),
-        ((3,), "must be the name of a Keras metric or .*, got 3. Name it"),
+        ((3,), "takes the name of a Keras metric .*, got 3"),
         (("MeanIoU",), "cannot make the metric MeanIoU .*num_classes"),
         (("AUC", {"curves": "PR"}), "cannot make the metric AUC .*curves"),
-        ((keras.metrics.AUC(), {"curve": "PR"}), "belong to the name of a metric, got .* 'auc"),
-        ((batch_metrics.WithoutConfig(2),), "cannot make the metric WithoutConfig"),
+        ((keras.metrics.AUC(), {"curve": "PR"}), "or a Keras metric alone, got .*and {'curve'"),
+        ((WithoutConfig(2),), "cannot make the metric WithoutConfig"),
     ],
 )
 def test_bad_arguments(arguments, message):
@@ -155,74 +257,50 @@ def test_bad_arguments(arguments, message):
 
 
 AUC = KerasMetric("AUC")
-IOU = KerasMetric("MeanIoU", {"num_classes": 2})
+
+
+class Binary:
+    """A logistic regression that reports metrics of its logits and labels."""
+
+    def __init__(self, **metrics):
+        self.model, self.metrics = linear(), metrics
+
+    def per_example(self, features, training):
+        logit, label = self.model(features["x"], training=training)[:, 0], features["label"]
+        loss = tf.nn.sigmoid_cross_entropy_with_logits(tf.cast(label, logit.dtype), logit)
+        metrics = {name: metric(label, logit) for name, metric in self.metrics.items()}
+        return ddl.PerExample(loss, metrics)
 
 
 @pytest.mark.parametrize(
-    ("metric", "weight", "message"),
+    ("metrics", "message"),
     [
-        (lambda labels, outputs: AUC(labels[:1], outputs), None, "labels .* one row for each"),
+        ({"own": lambda label, logit: AUC(label[:1], logit)}, "labels .* one row for each"),
+        ({"own": lambda label, logit: AUC(label, logit, tf.ones([3]))}, "must be the first dim"),
+        ({"own": lambda label, logit: AUC(tf.as_string(label), logit)}, "numbers, got string"),
+        ({"own": lambda label, logit: AUC(label, logit, -tf.ones_like(logit))}, "at least 0"),
+        ({"own": AUC}, r"The metric 'own' \(AUC\) takes probabilities, .* set from_logits"),
+        ({"own": KerasMetric("Precision")}, "takes probabilities, .* outside .* thresholds=0"),
         (
-            lambda labels, outputs: AUC(labels, outputs, tf.ones([3])),
-            None,
-            "must be the first dim",
+            {"own": MeanByClass(2), "own/0": lambda label, logit: logit},
+            "two metrics have the figure 'own/0'",
         ),
-        (lambda labels, outputs: AUC(tf.as_string(labels), outputs), None, "numbers, got string"),
-        (lambda labels, outputs: AUC(labels, tf.stack([outputs] * 3, 1)), None, "it fails on"),
-        (IOU, None, "takes class numbers as outputs, got float64. Pass tf.argmax"),
-        (FunctionOfMean(lambda mean: mean), "more", "one value of the metric 'own'"),
     ],
 )
-def test_bad_inputs(metric, weight, message):
-    if weight:
-        values = metric
-        metric = lambda labels, outputs: values(tf.stack([outputs] * 2, 1))  # noqa: E731
+def test_bad_inputs(metrics, message):
     with pytest.raises(ConfigError, match=message):
-        trainer_of(lambda: Binary({"own": metric})).evaluate()
+        trainer_of(lambda: Binary(**metrics), data={**DATA, "x": 20 * DATA["x"]}).evaluate()
 
 
-def test_a_negative_weight_is_refused():
-    class Negative(Binary):  # rows are checked once for each class of tasks
-        def per_example(self, features, training):
-            output = super().per_example(features, training)
-            weighed = AUC(features["label"], tf.sigmoid(output.loss), -output.loss)
-            return output._replace(metrics={"own": weighed})
-
-    with pytest.raises(ConfigError, match=r"'own \(weight\)' of an example must be at least 0"):
-        trainer_of(lambda: Negative({})).evaluate()
-
-
-def test_a_function_takes_one_argument():
+def test_bad_classes_and_functions():
+    with pytest.raises(ConfigError, match=r"pass tf.argmax\(labels, -1\)"):
+        MeanByClass(3)(tf.zeros([4, 3]), tf.zeros([4]))
     with pytest.raises(ConfigError, match=r"must be a function of \(mean\)"):
         FunctionOfMean(lambda: 1)
 
 
-@pytest.mark.parametrize(
-    ("name", "remedy"), [("AUC", "from_logits"), ("Precision", "thresholds=0")]
-)
-def test_logits_instead_of_probabilities_are_refused(name, remedy):
-    """Keras cuts them off at 0 and 1, or compares them with 0.5."""
-    trainer = trainer_of(
-        lambda: Binary({"own": KerasMetric(name)}, activation=lambda logit: 20 * logit)
-    )
-    message = rf"The metric 'own' \({name}\) takes probabilities, .* outside of \[0, 1\].*{remedy}"
-    with pytest.raises(ConfigError, match=message):
-        trainer.evaluate() if name == "AUC" else trainer.train(2)
-
-
-def test_two_metrics_with_one_figure_are_refused():
-    f1 = KerasMetric("F1Score", {"threshold": 0.5})
-    metrics = {
-        "f1": lambda labels, outputs: f1(labels[:, None], outputs[:, None]),
-        "f1/0": lambda labels, outputs: outputs,
-    }
-    with pytest.raises(ConfigError, match="two metrics have the figure 'f1/0'"):
-        trainer_of(lambda: Binary(metrics))
-
-
-def test_without_any_weight_all_figures_are_undefined():
-    layout = trainer_of(lambda: Binary({"auc": AUC}))._parts.update.metrics
-    assert np.isnan(list(layout.means(layout.zeros()).values())).all()
+def chances_auc(label, logit):
+    return AUC(label, tf.sigmoid(logit))
 
 
 class OwnStep(Binary):
@@ -230,11 +308,8 @@ class OwnStep(Binary):
 
     def other(self, features, training):
         output = self.per_example(features, training)
-        return output._replace(
-            metrics={
-                "other_auc": self.metrics["auc"](features["label"], 1 - tf.sigmoid(output.loss))
-            }
-        )
+        metrics = {"other_auc": AUC(features["label"], tf.sigmoid(-output.loss))}
+        return output._replace(metrics=metrics)
 
     def step(self, update, batch):
         variables = self.model.trainable_variables
@@ -242,119 +317,8 @@ class OwnStep(Binary):
         update.apply(own + update.gradients(self.other, batch, variables))
 
 
-def test_in_a_step_of_ones_own():
-    found = [
-        trainer_of(
-            lambda: initialized(OwnStep({"auc": AUC})), make_strategy(*where), accumulation_steps=n
-        )
-        for where, n in ((("one_device", 1), 1), (("mirrored", 2), 2))
-    ]
-    figures = [trainer.train(3) for trainer in found]
-    assert figures[0].keys() == {"loss/per_example", "loss/other", "auc", "other_auc"}
-    assert figures[0] == pytest.approx(figures[1], rel=1e-10)
-
-
-def initialized(task):
-    """Sets equal weights, which are no zeros."""
-    for variable in task.model.variables:
-        variable.assign(
-            np.linspace(-1, 1, variable.value.shape.num_elements()).reshape(variable.shape)
-        )
-    return task
-
-
-def test_in_half_precision_and_compiled_the_state_is_float64():
-    def task():
-        metrics = {"auc": AUC, "positives": KerasMetric("TruePositives")}
-        return initialized(Binary(metrics, dtype="mixed_float16"))
-
-    trainer, plain = (trainer_of(task, jit_compile=compiled) for compiled in ("on", "off"))
-    assert trainer.state.sums.dtype == tf.float64
-    found = trainer.train(8)
-    assert found == pytest.approx(plain.train(8), rel=1e-3)
-    assert found["positives"] > 4  # of all eight batches
-
-
-def test_a_run_reports_saves_and_stops_by_it(tmp_path):
-    """metrics.jsonl, the best checkpoint, early stopping and a resumed run have the figures."""
-
-    random = np.random.default_rng(9)
-    x = random.normal(size=(22, 3))
-    label = (x @ [1, 0.3, -0.6] + random.normal(size=22) > 0).astype("i4")
-    retention = ddl.Retention(last=1, best_metric="auc", best_mode="max")
-
-    def run(steps, folder):
-        task = lambda: initialized(Binary({"auc": AUC}))  # noqa: E731
-        trainer = trainer_of(task, seed=3, eval_data={"x": x, "label": label})
-        ddl.fit(
-            trainer,
-            folder,
-            train_steps=steps,
-            eval_every=2,
-            log_every=4,
-            checkpoint_every=3,
-            retention=retention,
-            early_stopping=ddl.EarlyStopping(metric="auc", mode="max", patience=2),
-        )
-        return trainer
-
-    straight = run(20, tmp_path / "straight")
-    run(3, tmp_path / "resumed")
-    resumed = run(20, tmp_path / "resumed")
-    figures = straight.history.figures("eval")
-    # The AUC is largest at step 4, while the loss still falls.
-    assert (figures["step"][np.argmax(figures["auc"])], straight.step) == (4, 8)
-    assert figures["step"][np.argmin(figures["loss"])] == 8
-    assert resumed.step == 8
-    for folder in ("straight", "resumed"):
-        assert Checkpoints(tmp_path / folder / "checkpoints", straight, retention).best().step == 4
-    for split in ("train", "eval"):
-        ours, theirs = resumed.history.figures(split), straight.history.figures(split)
-        np.testing.assert_array_equal(ours["auc"][-1], theirs["auc"][-1])
-    line = (tmp_path / "straight" / "metrics.jsonl").read_text().splitlines()[-1]
-    assert '"auc": 0.' in line
-
-
-def test_by_name_in_the_tasks_that_come_with_ddl():
-    x = X.astype("f4")
-    layers = [keras.Input((3,)), keras.layers.Dense(1, "sigmoid")]
-    supervised = ddl.Supervised(
-        keras.Sequential(layers), "binary_crossentropy", metrics=["accuracy", "AUC", "f1_score"]
-    )
-    trainer = ddl.Trainer(supervised, "sgd", (x, LABEL), global_batch_size=8)
-    assert trainer.metric_names == ("loss", "accuracy", "AUC", "f1_score/0")
-    found, outputs = trainer.evaluate((x, LABEL)), trainer.predict((x, LABEL))
-    keras_auc = keras.metrics.AUC()(LABEL, outputs[:, 0])
-    assert found["AUC"] == pytest.approx(float(keras_auc), rel=1e-6)
-
-    layers = [keras.Input((3,)), keras.layers.Dense(2)]
-    task = ddl.Classification(
-        keras.Sequential(layers), metrics=["AUC", KerasMetric("F1Score", {"average": "macro"})]
-    )
-    trainer = ddl.Trainer(task, "sgd", (x, LABEL), global_batch_size=8)
-    found, logits = trainer.evaluate((x, LABEL)), trainer.predict((x, LABEL))
-    f1 = keras.metrics.F1Score(average="macro")(np.eye(2)[LABEL], tf.nn.softmax(logits))
-    assert found["F1Score"] == pytest.approx(float(f1), rel=1e-5)
-    assert found.keys() == {"loss", "accuracy", "AUC", "F1Score"}
-
-
-@pytest.mark.parametrize(
-    ("metrics", "message"),
-    [
-        (["AUC", "AUC"], "two metrics with the name 'AUC'"),
-        ("AUC", r"must be a list, got 'AUC'. Write \['AUC'\]"),
-        (["accuracy"], "always reports the accuracy"),
-    ],
-)
-def test_bad_metrics_of_a_classification(metrics, message):
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-    with pytest.raises(ConfigError, match=message):
-        ddl.Classification(model, metrics=metrics)
-
-
-def test_a_checkpoint_keeps_the_state_of_a_period(tmp_path):
-    def trainer():
-        return trainer_of(lambda: initialized(Binary({"auc": AUC})), seed=3)
+def test_in_a_step_of_ones_own_and_from_a_checkpoint(tmp_path):
+    """The state of a period that a run resumes in its middle."""
 
     class StopAt3:
         def next_step(self, step):
@@ -364,10 +328,11 @@ def test_a_checkpoint_keeps_the_state_of_a_period(tmp_path):
             if step == 3:
                 straight.request_stop()
 
-    straight, resumed = trainer(), trainer()
+    straight, resumed = (trainer_of(lambda: OwnStep(auc=chances_auc), seed=3) for _ in range(2))
     straight.train(6, [StopAt3()])
-    assert straight.state.sums[0] > 0
     save(tmp_path, straight)
     Checkpoints(tmp_path, resumed).restore_latest()
     assert resumed.step == 3
-    assert resumed.train(3) == straight.train(3)
+    found = resumed.train(3)
+    assert found == straight.train(3)
+    assert found.keys() == {"loss/per_example", "loss/other", "auc", "other_auc"}

@@ -69,23 +69,13 @@ def text_with_includes(name: str) -> str:
     return "".join(text_with_includes(other) for other in included) + text
 
 
-@pytest.fixture(scope="module")
-def teacher(tmp_path_factory) -> str:
-    """A model for distillation, untrained."""
-    path = tmp_path_factory.mktemp("teacher") / "model.keras"
-    ddl.models.mlp((8, 8, 1), 10, hidden_units=(4,)).save(path)
-    return str(path)
-
-
-def stand_ins(name: str, teacher: str, synthetic: bool = False) -> list[str]:
+def stand_ins(name: str, synthetic: bool = False) -> list[str]:
     """What makes a config small enough, and independent of data that are not there."""
     synthetic &= name != "large_table.gin"  # whose data are synthetic in any case
     is_there = name.startswith(PACKAGED) and not synthetic
     params = [] if is_there else ["DATA = 'synthetic'"]
     if "images.name" in text_with_includes(name):
         params.append("images.num_examples = 40")
-    if name == "digits_distillation.gin":
-        params.append(f"TEACHER = {teacher!r}")
     return params + [each for start in SMALL if name.startswith(start) for each in SMALL[start]]
 
 
@@ -107,7 +97,6 @@ def test_the_header_gives_the_command(name):
 # The figures that a task's field reports.
 REPORTED = {
     "Classification": {"accuracy"},
-    "Distillation": {"accuracy", "agreement", "label_loss"},
     "LanguageModel": {"accuracy", "perplexity"},
     "MaskedLanguageModel": {"accuracy", "perplexity"},
     "MultiLabel": {"binary_accuracy", "exact_match", "f1_macro", "mean_average_precision"},
@@ -131,7 +120,6 @@ def test_each_task_has_a_config():
 TRACED = {
     "digits_cnn_lars.gin": 1,
     "digits_cnn_per_replica.gin": 2,
-    "digits_distillation.gin": 1,
     "digits_mlp.gin": 2,
     "digits_vit.gin": 1,
     "large_table.gin": 1,
@@ -144,17 +132,17 @@ TRACED = {
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name not in TRACED])
-def test_a_trainer_with_every_macro_set(name, teacher):
-    config.load([str(CONFIGS / name)], [*stand_ins(name, teacher), *SET])
+def test_a_trainer_with_every_macro_set(name):
+    config.load([str(CONFIGS / name)], [*stand_ins(name), *SET])
     placement = train.Placement(make_strategy("one_device", 1), Communication())
     train.build(placement, Workers(placement.strategy))
     config.check_all_used()
 
 
 @pytest.mark.parametrize("name", TRACED)
-def test_a_dry_run_with_every_macro_set(name, capsys, monkeypatch, teacher):
+def test_a_dry_run_with_every_macro_set(name, capsys, monkeypatch):
     monkeypatch.setattr("tests.run.test_train.SHORT", ())
-    params = [*stand_ins(name, teacher), *SET]
+    params = [*stand_ins(name), *SET]
     if "per_replica" in name:
         params = [each.replace("GLOBAL_BATCH", "PER_REPLICA_BATCH") for each in params]
     strategy = ("mirrored", 2) if TRACED[name] == 2 else ("one_device", 1)

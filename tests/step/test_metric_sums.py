@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddl.step.metric_sums import MetricSums
-from ddl.tasks.accuracy import accuracy, top_k_accuracy
+from ddl.tasks.classification import accuracy, top_k_accuracy
 
 
 def test_accuracy():

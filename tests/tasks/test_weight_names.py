@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import ddl
 from ddl.errors import DataError
-from ddl.tasks.weight_names import names_resembling_weight
+from ddl.tasks.task import names_resembling_weight
 from tests.conftest import make_strategy
 
 ROWS = 8
@@ -50,17 +50,22 @@ def stream(**features) -> tf.data.Dataset:
 
 
 def test_names_that_mean_weights():
-    names = ["weight", "weights", "Weight", "sample_weight", "sampleWeights", "example_weight"]
+    names = ["weight", "weights", "sample_weight", "sampleWeights", "entry_weight"]
     others = ["body_weight", "weighting", "x", "class_weight", "sample"]
     assert names_resembling_weight([*names, *others]) == names[1:]
 
 
-@pytest.mark.parametrize("strategy", [("one_device", 1), ("mirrored", 2)])
 @pytest.mark.parametrize("name", ["sample_weight", "weights"])
-def test_a_weight_under_another_name_is_refused(name, strategy):
-    trainer = make_trainer({**DATA, name: ONES}, strategy=strategy)
+def test_a_weight_under_another_name_is_refused(name):
+    trainer = make_trainer({**DATA, name: ONES}, strategy=("mirrored", 2))
     with pytest.raises(DataError, match=f"feature '{name}' that Regression does not read"):
         trainer.trace()
+
+
+def test_weights_of_entries_that_a_task_does_not_read_are_refused():
+    weight = np.ones((ROWS, 3), np.float32)
+    with pytest.raises(DataError, match="'entry_weight' that Regression does not read"):
+        make_trainer({**DATA, "weight": weight}).trace()
 
 
 def test_in_the_evaluation_data_too():
@@ -81,31 +86,6 @@ def test_a_task_may_read_it(in_training_only):
     assert np.isfinite(trainer.evaluate()["loss"])
 
 
-class Weighing(Regression):
-    """Returns a feature as it is, as the weight of the loss."""
-
-    def per_example(self, features, training):
-        return super().per_example(features, training)._replace(weight=features["sample_weight"])
-
-
-def test_a_task_may_return_it():
-    data = {**DATA, "sample_weight": np.arange(ROWS, dtype=np.float32)}
-    trainer = ddl.Trainer(
-        Weighing(), keras.optimizers.SGD(0.0), data, eval_data=data, global_batch_size=ROWS
-    )
-    losses = (trainer.model(DATA["x"])[:, 0].numpy() - DATA["y"]) ** 2
-    expected = np.average(losses, weights=data["sample_weight"])
-    assert trainer.train(1)["loss"] == pytest.approx(expected, rel=1e-5)
-    assert trainer.evaluate()["loss"] == pytest.approx(expected, rel=1e-5)
-
-
-def test_arrays_of_zeros_are_refused_at_once():
-    with pytest.raises(DataError, match="'weight' is 0 for all 8 examples"):
-        make_trainer({**DATA, "weight": ZEROS})
-    with pytest.raises(DataError, match="'weight' is 0 for all 8 examples"):
-        make_trainer(DATA, {**DATA, "weight": ZEROS})
-
-
 def test_streams_of_zeros_are_refused_at_the_first_reading():
     trainer = make_trainer(stream(weight=ZEROS), stream(weight=ZEROS))
     with pytest.raises(DataError, match="updates 1 to 3 have weight 0.*the mean loss is undefined"):
@@ -123,15 +103,3 @@ def test_what_may_pass_is_logged(task_weight, caplog):
     assert np.isnan(trainer.train(1)["loss"])
     assert "updates 2 to 2 have weight 0, so the mean loss is NaN" in caplog.text
     assert np.isnan(trainer.evaluate()["loss"]) == (task_weight == 0)
-
-
-def test_no_update_is_no_error():
-    trainer = make_trainer(stream(weight=ZEROS))
-    assert np.isnan(trainer.train(0)["loss"])
-
-
-@pytest.mark.parametrize("bad", [-1.0, np.nan])
-def test_a_bad_weight_of_a_stream_stops_the_step(bad):
-    weight = np.r_[ONES[1:], np.float32(bad)]
-    with pytest.raises(DataError, match="'weight'"):
-        make_trainer(stream(weight=weight)).train(2)

@@ -78,7 +78,7 @@ CASES = {
     ),
     "pixels": (
         "pixels",
-        lambda: ddl.Segmentation(of_pixels(), ignored=3, class_weights=[1, 2, 0.5, 1]),
+        lambda: ddl.Segmentation(of_pixels(), ignored=3, class_weight={1: 2.0, 2: 0.5}),
     ),
     "table": (
         "tables",
@@ -87,11 +87,7 @@ CASES = {
             loss="huber",
         ),
     ),
-    "several": ("several", lambda: ddl.MultiLabel(small_mlp(), positive_weights=[1, 2, 3])),
-    "distillation": (
-        "images",
-        lambda: ddl.Distillation(ddl.Classification(small_mlp()), small_mlp()),
-    ),
+    "several": ("several", lambda: ddl.MultiLabel(small_mlp())),
     "cnn": (
         "images",
         lambda: ddl.Supervised(
