@@ -150,9 +150,9 @@ class Classification(Supervised):
                 f"{tuple(outputs.shape)}. Change the model's last layers, or the labels."
             )
         # Integers have no argmax on GPUs.
-        classes = (
-            tf.argmax(tf.cast(labels, tf.float32), -1) if one_hot else tf.cast(labels, tf.int64)
-        )
+        classes = tf.cast(labels, tf.int64)
+        if one_hot:
+            classes = tf.argmax(tf.cast(labels, tf.float32), -1)
         loss = head.loss(labels, outputs)
         is_plain = head.loss == self._cross_entropy and not one_hot and not self._label_smoothing
         right = accuracy(classes, outputs, loss if is_plain else None)
