@@ -35,7 +35,7 @@ from absl import logging
 from ddl.data.checks import data_errors
 from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.traits import traits_of
-from ddl.errors import ConfigError, did_you_mean
+from ddl.errors import ConfigError, DdlError, did_you_mean
 from ddl.layers.lookups import look_up_rows
 from ddl.layers.normalization import take_over_moments
 from ddl.layers.transforms.partners import HeldPartners, Partners
@@ -160,10 +160,14 @@ class Probes:
             if rows == _EIGHT and not asynchronous:  # the chief runs no model
                 try:
                     self._check_rows(loss, pipeline, training, first)
-                except tf.errors.OpError as error:  # training raises it, and says more
+                except DdlError:
+                    raise
+                except Exception as error:  # training raises it, and says more
                     logging.warning(
-                        "The check that examples are independent of each other could not run: %s",
-                        message_of(error).splitlines()[0],
+                        "%s: the check that examples are independent of each other could not run: "
+                        "%s",
+                        loss.where,
+                        _short(error),
                     )
         output, current = first.output, first.microbatch
         return Form(
@@ -495,6 +499,17 @@ def _differences(
                 f"{other[place]:.6g} with other rows in the batch"
             )
     return found
+
+
+def _short(error: Exception) -> str:
+    """Returns why a loss could not run, without the frames that TensorFlow adds."""
+    if "cannot be accessed from here" in str(error) or "out of scope" in str(error):
+        return (
+            "the loss uses a tensor of the step, which does not exist where the check calls the "
+            "loss alone. If the loss is right for each example alone, nothing needs to be done."
+        )
+    lines = [line for line in message_of(error).splitlines() if line and not line[0].isspace()]
+    return " ".join([*lines[:1], *lines[1:][-1:]])
 
 
 def _has_static_shapes(graph: Any) -> bool:

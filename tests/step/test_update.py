@@ -6,13 +6,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from ddl.step.objective import Objective
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ddl
 from ddl.errors import TrainingDiverged
 from ddl.precision import set_precision
-from ddl.step.objective import Objective
 from tests.conftest import make_strategy
 
 RATE = 0.5

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from ddl.step.verbs.parts import OptimizerPart
 
 import ddl
 from ddl.callbacks.fingerprint import Fingerprint
@@ -15,7 +16,6 @@ from ddl.optimizers import Group
 from ddl.precision import set_precision
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.sharding import InShares, applying, optimizers, shares
-from ddl.step.verbs.parts import OptimizerPart
 from tests.conftest import LikeGpus, make_strategy
 from tests.step.sharding.trainers import (
     adamw,

@@ -7,10 +7,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from ddl.step.objective import Objective
 
 import ddl
 from ddl.errors import ConfigError
-from ddl.step.objective import Objective
 from tests.conftest import make_strategy
 
 PICTURE = [4, 4, 3]

@@ -4,11 +4,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from ddl.step.objective import Objective
 
 import ddl
 from ddl.checkpoints.contents import handles_in, model_parts
 from ddl.errors import ConfigError
-from ddl.step.objective import Objective
 from ddl.tasks.parts import copies_of, variables_of
 from tests.conftest import make_strategy
 
