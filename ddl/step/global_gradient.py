@@ -26,7 +26,6 @@ from ddl.step.all_reduce import AllReduce
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.loss import Loss
 from ddl.step.overflow import all_finite
-from ddl.step.remat import Parts
 from ddl.step.rows.dense import dense_if_compiled
 from ddl.step.rows.summing import added, gradient_sums, has_rows
 from ddl.step.sharding import InShares, Sharding
@@ -71,7 +70,7 @@ class GlobalGradient:
       own: Variables of a task with a step, outside of its layers, that no optimizer updates.
       complete: Variables on which a loss may depend besides those of its gradient: the frozen ones,
         or with a step of one's own all of the task's layers.
-      remat: The parts of the models that the backward pass computes again, or None.
+      remat: Names of the layers that the backward pass computes again, by their ids; or None.
       by_rows: `id` of each variable of which the optimizer updates single rows.
       sharding: The shares of the optimizers' slots; None: each replica holds whole slots.
     """
@@ -83,7 +82,7 @@ class GlobalGradient:
     scales: bool
     own: Sequence[tf.Variable]
     complete: Sequence[keras.Variable]
-    remat: Parts | None
+    remat: Mapping[int, str] | None
     by_rows: Container[int]
     sharding: Sharding | None
 

@@ -28,7 +28,7 @@ from ddl.step.loss import Loss
 from ddl.step.moving_statistics import Statistics, allow_replica_writes
 from ddl.step.planning import Plan, plan_built_in, plan_own
 from ddl.step.probes import Probes
-from ddl.step.remat import Parts
+from ddl.step.remat import recomputed
 from ddl.step.sharding import sharding_of, variables_of
 from ddl.step.train_step import TrainStep
 from ddl.step.weight_average import WeightAverages
@@ -322,7 +322,7 @@ def _update(
         complete=[*plan.trained, *(v for layer in layers for v in layer.variables)]
         if has_step(task)
         else frozen_variables(layers),
-        remat=Parts(options.remat, task, strategy) if options.remat else None,
+        remat=recomputed(options.remat, task, strategy) if options.remat else None,
         by_rows=variables_by_rows(optimizers, variables),
         sharding=sharding,
     )
