@@ -52,7 +52,6 @@ class Loss:
 
     Attributes:
       task: The task.
-      function: The loss function; it takes features and `training`.
       source: Name of the source of its examples.
       where: Name of the loss in errors.
     """
@@ -77,7 +76,8 @@ class Loss:
           replicas: Number of replicas.
         """
         self.task = task
-        self.function = function
+        # Looked up anew each time: a test or a notebook may replace the method.
+        self._function = None if function == getattr(task, "per_example", None) else function
         self.source = source
         self.where = f"{type(task).__name__}.{getattr(function, '__name__', 'per_example')}"
         self._global_batch_size = global_batch_size
@@ -101,6 +101,11 @@ class Loss:
         return self._forms[training]
 
     @property
+    def function(self) -> LossFunction:
+        """The loss function; it takes features and `training`."""
+        return self._function or self.task.per_example
+
+    @property
     def training(self) -> Form:
         """The form in training."""
         return self.form(True)
@@ -113,7 +118,7 @@ class Loss:
     def of(self, function: LossFunction) -> "Loss":
         """Returns this loss for an equal function, such as one that each trace defines anew."""
         other = copy.copy(self)
-        other.function = function
+        other._function = function
         return other
 
     def __call__(

@@ -275,8 +275,10 @@ class Probes:
         before = generators.states()
         try:
             run = traced(True)
-        except RuntimeError as error:
-            if "merge_call" not in str(error):
+        except DdlError:
+            raise
+        except Exception:
+            if self._strategy.num_replicas_in_sync == 1:
                 raise
             run = traced(False)  # a collective of the user's waits for all replicas
         output, current, ignored, _ = found[0]
