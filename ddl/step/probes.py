@@ -232,6 +232,8 @@ class Probes:
         def on_replica(features: _Features, held: _Held | None, mask: Any, one: bool) -> None:
             if found and one:
                 return
+            # On the device of the replica, which a collective of the user's asks for.
+            features = {name: tf.identity(values) for name, values in features.items()}
             moments = HeldMoments(None if held is None else held.moments)
             gathered = HeldRows(None if held is None else held.rows)
             partners = HeldPartners(None if held is None else held.partners)

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from ddl.step.verbs.parts import OptimizerPart
+from ddl.step.applying import OptimizerPart
 
 import ddl
 from ddl.callbacks.fingerprint import Fingerprint
@@ -133,7 +133,7 @@ def test_a_share_of_a_weight_takes_memory_once_its_gradient_is_in_shares(monkeyp
     def update(gradient):
         given = strategy.run(lambda: tf.identity(gradient))
         applying.apply_to_shares(
-            *(trainer.sharding, InShares([given]), [variable]),
+            *(trainer.sharding, InShares([given]), None, [variable]),
             *([OptimizerPart(trainer.optimizer, [0])], None),
             *(tf.constant(0, tf.int64), Compiler("off", strategy, "training")),
         )

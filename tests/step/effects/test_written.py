@@ -118,6 +118,7 @@ def test_a_written_variable_that_no_attribute_leads_to(replicas, kind, name, mak
             task,
             optimizer,
             {"x": np.ones([8, 3], "f4")},
+            eval_data={"x": np.ones([8, 3], "f4")},
             global_batch_size=4,
             strategy=strategy,
         )
