@@ -15,18 +15,12 @@ from ddl.run.checks.gpu_notes import gpu_notes
 from ddl.run.checks.learning_rate import learning_rate_summary
 from ddl.run.checks.servers import bytes_of_servers, unevenly_held
 from ddl.tasks.parts import models_of
-from ddl.tasks.task import has_step
 from ddl.training.trainer import Trainer
 
 
 def notes(trainer: Trainer) -> list[str]:
     """Returns notes on strategy, servers, GPUs, and on the memory that an own step takes."""
     found = [note] if (note := traits_of(trainer.strategy).note) else []
-    if has_step(trainer.task) and trainer.kept_bytes:
-        found.append(
-            f"Each update keeps a copy of {trainer.kept_bytes / 1e6:,.3g} MB on each replica, to "
-            "restore the values if a gradient overflows."
-        )
     found += unevenly_held(trainer)
     return [*found, *gpu_notes(trainer.strategy, trainer.training_layers)]
 

@@ -1,7 +1,7 @@
 """The parts of a trainer, built and checked in the order in which they need each other."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -23,15 +23,16 @@ from ddl.step import gradients as gradient_path
 from ddl.step.all_reduce import AllReduce
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.global_gradient import GlobalGradient
+from ddl.step.loss import Loss
 from ddl.step.moving_statistics import Statistics, allow_replica_writes
-from ddl.step.objective import Objective
-from ddl.step.remat import Parts
+from ddl.step.planning import Plan, plan_built_in, plan_own
+from ddl.step.probes import Probes
+from ddl.step.remat import recomputed
 from ddl.step.sharding import sharding_of, variables_of
-from ddl.step.update import UpdateStep
-from ddl.step.verbs.plan import StepPlan
+from ddl.step.train_step import TrainStep
 from ddl.step.weight_average import WeightAverages
 from ddl.tasks.parts import layers_of
-from ddl.tasks.task import LossFunction, Task, has_step
+from ddl.tasks.task import LossFunction, Task, evaluation_loss, has_step
 from ddl.training.asynchronous.loop import CoordinatedEvaluation
 from ddl.training.checks.arguments import Options
 from ddl.training.checks.batch_size import sizes_by_source
@@ -44,14 +45,12 @@ from ddl.training.checks.model import (
     warn_of_batch_moments,
     warn_of_tf32,
 )
-from ddl.training.checks.row_independence import RowIndependence
 from ddl.training.checks.same_data import check_same_data
 from ddl.training.divergence import VariablesFinite
 from ddl.training.evaluation import Evaluation
 from ddl.training.evaluation_weights import EvaluationWeights
 from ddl.training.results.corpus_figures import CorpusFigures
 from ddl.training.results.other_data import OtherData
-from ddl.training.step_plan import evaluation_objective, not_evaluated, step_plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +64,6 @@ class Assembly:
       evaluation: The evaluation; None without evaluation data.
       eval_metric_names: Names of the figures of an evaluation; empty if the task has none.
       training_layers: Layers of the task, without those that only compute as in an evaluation.
-      rows: Check that rows are independent of each other.
       update: The update, with the averages and the statistics.
       evaluation_weights: The weights for evaluation.
       given: Evaluations and predictions on data that a call gives.
@@ -80,8 +78,7 @@ class Assembly:
     evaluation: Evaluation | CoordinatedEvaluation | None
     eval_metric_names: Sequence[str]
     training_layers: Sequence[keras.layers.Layer]
-    rows: RowIndependence
-    update: UpdateStep
+    update: TrainStep
     evaluation_weights: EvaluationWeights
     given: OtherData
     corpus: CorpusFigures
@@ -92,15 +89,6 @@ class Assembly:
     def first(self) -> BatchPipeline:
         """Pipeline of the first source of training data, which counts the epochs."""
         return next(iter(self.train.values()))
-
-    def check_for_training(self) -> None:
-        """Raises ConfigError for other trained variables, or rows that depend on each other."""
-        self.trained.check()
-        of_one = list(self.train) == [""]
-        modes = [True, False] if of_one and self.eval_pipeline is not None else [True]
-        with self.workers.failing_together():
-            for name, pipeline in self.train.items():
-                self.rows.check(pipeline, modes, name)
 
 
 def assemble(
@@ -128,38 +116,49 @@ def assemble(
     train = _training_pipelines(task, train_data, options)
     first = next(iter(train.values()))
     eval_pipeline = None
-    if eval_data is not None:  # before `Objective` runs the task, which may miss a feature
+    if eval_data is not None:  # before the probes run the task, which may miss a feature
         eval_pipeline = _pipeline(task, eval_data, first.global_batch_size, options)
         if train.keys() == {""}:
             check_same_features(first.element_spec, eval_pipeline.element_spec)
             check_same_classes(first.source, eval_pipeline.source)
     check_same_data(strategy, train, eval_pipeline)
 
-    def objective(loss: LossFunction | None, pipeline: BatchPipeline) -> Objective:
-        form = pipeline.element_spec, pipeline.global_batch_size
-        return Objective(task, *form, strategy, loss, optimizers.values())
-
     optimizers = by_name(optimizer)
-    plan = step_plan(  # builds the models
-        task,
-        groups_by_name(optimizer),
-        lambda loss, source: objective(loss, train[source]),
-        strategy,
-        train,
-    )
+    probes = Probes(task, strategy, list(optimizers.values()))
+
+    def loss_on(function: LossFunction, source: str, pipeline: BatchPipeline) -> Loss:
+        replicas = strategy.num_replicas_in_sync
+        form = lambda loss, training: probes.form(loss, pipeline, training)  # noqa: E731
+        return Loss(task, function, source, pipeline.global_batch_size, form, replicas)
+
+    def trained_loss(function: LossFunction, source: str) -> Loss:
+        loss = loss_on(function, source, train[source])
+        loss.form(training=True)
+        return loss
+
+    with (workers := Workers(strategy)).failing_together():
+        plan = _plan(task, optimizer, trained_loss, strategy, train)  # builds the models
     for name, pipeline in train.items():
         pipeline.batches_per_update = plan.batches[name]
-    evaluated = None
+
+    def evaluated_loss(pipeline: BatchPipeline) -> Loss:
+        if hasattr(task, "per_example"):
+            return loss_on(task.per_example, "", pipeline)
+        if (function := evaluation_loss(task)) is None:
+            raise ConfigError(
+                f"{type(task).__name__} cannot be evaluated: it has neither `per_example` nor "
+                "`evaluate`. Give it a method evaluate(features) that returns a ddl.PerExample, or "
+                "leave out the evaluation data."
+            )
+        return loss_on(function, "", pipeline)
+
     of_one = train.keys() == {""}
-    if of_one or eval_pipeline is not None:  # several sources have no form in common
-        pipeline = eval_pipeline or first
-        evaluated = evaluation_objective(
-            task, plan, lambda loss: objective(loss, pipeline), is_planned=of_one
-        )
     evaluation: Evaluation | CoordinatedEvaluation | None = None
+    eval_names: Sequence[str] = ()
     if eval_pipeline is not None:
-        if evaluated is None:
-            raise ConfigError(not_evaluated(task))
+        evaluated = evaluated_loss(eval_pipeline)
+        with workers.failing_together():
+            eval_names = evaluated.form(training=False).metrics.names
         if traits_of(strategy).asynchronous:
             evaluation = CoordinatedEvaluation(evaluated, eval_pipeline, strategy)
         else:
@@ -168,32 +167,15 @@ def assemble(
     plan.check_microbatches(options.accumulation_steps)
     check_created_in_scope(plan.trained, strategy)
     layers = layers_of(task)
-    in_training = {id(x) for one in plan.objectives for x in one.training_layers}
+    losses = (*plan.losses.values(), *plan.means.values())
+    in_training = {id(x) for one in losses for x in one.training.layers}
     training_layers = [layer for layer in layers if id(layer) in in_training]
     warn_of_batch_moments(
         training_layers, strategy, options.accumulation_steps, options.batch_moments
     )
     warn_of_tf32(strategy)
-    rows = RowIndependence(
-        task,
-        layers,
-        strategy,
-        lambda training, source: [
-            (one.loss, one.placing[training])
-            for one in (plan.objectives_of(source) if training else [evaluated])
-            if one
-        ],
-    )
     take_over_moments(layers)
     update = _update(task, optimizers, plan, train, strategy, options, layers)
-
-    def objective_on_given_data(pipeline: BatchPipeline) -> Objective:
-        found = evaluation_objective(
-            task, plan, lambda loss: objective(loss, pipeline), is_planned=False
-        )
-        if found is None:
-            raise ConfigError(not_evaluated(task))
-        return found
 
     given = OtherData(
         task,
@@ -204,12 +186,12 @@ def assemble(
             first.global_batch_size,
             options if may_reside else dataclasses.replace(options, data_on_device=False),
         ),
-        objective_on_given_data,
+        evaluated_loss,
         lambda: Compiler(options.jit_compile, strategy, "evaluation"),
         first.element_spec if of_one else None,
         first.source if of_one else None,
     )
-    corpus = CorpusFigures(options.corpus_metrics, given, workers := Workers(strategy))
+    corpus = CorpusFigures(options.corpus_metrics, given, workers)
     models = layers if has_step(task) else [task.model]
     of_models = list({id(v): v for model in models for v in model.variables}.values())
     kept_finite = [
@@ -222,9 +204,8 @@ def assemble(
         train,
         eval_pipeline,
         evaluation,
-        corpus.names_in(eval_pipeline, evaluated.evaluation_metrics.names if evaluated else ()),
+        corpus.names_in(eval_pipeline, eval_names),
         training_layers,
-        rows,
         update,
         EvaluationWeights(update.averages),
         given,
@@ -232,6 +213,38 @@ def assemble(
         VariablesFinite(kept_finite, workers),
         TrainedVariables(task, layers),
     )
+
+
+def _plan(
+    task: Task,
+    optimizer: Optimizers,
+    loss_of: Callable[[LossFunction, str], Loss],
+    strategy: tf.distribute.Strategy,
+    train: Mapping[str, BatchPipeline],
+) -> Plan:
+    """Returns the plan of the task's own step, or of the built-in one; builds the models."""
+    name, groups = type(task).__name__, groups_by_name(optimizer)
+    asynchronous = traits_of(strategy).asynchronous
+    if has_step(task):
+        if asynchronous:
+            raise ConfigError(
+                f"{name} has a step of its own, which --strategy=parameter_server cannot run: its "
+                "workers update independently, without a global batch. Use another strategy."
+            )
+        return plan_own(task, groups, loss_of, strategy, train)
+    if list(train) != [""]:
+        raise ConfigError(
+            f"{name} has no `step`, which several sources in Trainer.train_data need, got "
+            f"{', '.join(train)}. Pass one source, or give the task a method step(update, batch)."
+        )
+    plan = plan_built_in(task, groups, loss_of)
+    grouped = list(plan.applied) != list(groups) or any(map(plan.frozen_until, plan.applied))
+    if grouped and asynchronous:
+        raise ConfigError(
+            "--strategy=parameter_server cannot run ParameterGroups: its workers count the "
+            "updates of one optimizer. Pass one optimizer, or use another strategy."
+        )
+    return plan
 
 
 def _training_pipelines(task: Task, data: Any, options: Options) -> dict[str, BatchPipeline]:
@@ -272,12 +285,12 @@ def _pipeline(
 def _update(
     task: Task,
     optimizers: Mapping[str, keras.optimizers.Optimizer],
-    plan: StepPlan,
+    plan: Plan,
     train: Mapping[str, BatchPipeline],
     strategy: tf.distribute.Strategy,
     options: Options,
     layers: Sequence[keras.layers.Layer],
-) -> UpdateStep:
+) -> TrainStep:
     """Builds the optimizers' slots, the averages and the update."""
     allow_replica_writes(layers, strategy)
     statistics = Statistics(layers, strategy)
@@ -285,8 +298,9 @@ def _update(
     normalizing = [x for x in layers if isinstance(x, keras.layers.BatchNormalization)]
     communication = options.communication or Communication()
     all_reduce = AllReduce(strategy, communication)
+    variables = {name: one.variables for name, one in plan.applied.items()}
     sharding = sharding_of(
-        optimizers, plan.variables, all_reduce, strategy, options.shard_optimizer_state
+        optimizers, variables, all_reduce, strategy, options.shard_optimizer_state
     )
     if (loss_scale := options.loss_scale) == "auto":
         in_float16 = computes_in_float16(layers if has_step(task) else [task.model])
@@ -303,25 +317,27 @@ def _update(
         pipelines=train,
         all_reduce=all_reduce,
         scales=loss_scale is not None,
-        statistics=statistics,
         moved_alone=Statistics(normalizing, strategy) if per_replica else None,
         own=[v for v in plan.own if id(v) not in {id(t.value) for t in plan.trained}],
-        complete=plan.known(layers) if has_step(task) else frozen_variables(layers),
-        remat=Parts(options.remat, task, strategy) if options.remat else None,
+        complete=[*plan.trained, *(v for layer in layers for v in layer.variables)]
+        if has_step(task)
+        else frozen_variables(layers),
+        remat=recomputed(options.remat, task, strategy) if options.remat else None,
         by_rows={
             id(variable)
-            for name, own in plan.variables.items()
+            for name, own in variables.items()
             if updates_rows(optimizers[name])
             for variable in own
         },
+        sharding=sharding,
     )
-    return UpdateStep(
+    return TrainStep(
+        task=task,
         plan=plan,
         gradient=gradient,
         optimizers=optimizers,
-        statistics=statistics,
+        moving=statistics,
         averages=averages,
         clips=gradient_path.clips_by_name(options.clip_norm, list(plan.groups)),
         loss_scale=loss_scale,
-        sharding=sharding,
     )

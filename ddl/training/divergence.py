@@ -12,9 +12,9 @@ from ddl.distribution.devices import is_on_server
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, TrainingDiverged
-from ddl.step.overflow import each_finite
+from ddl.step.overflow import KeptValues, each_finite
 from ddl.step.state import TrainingState
-from ddl.step.update import UpdateStep
+from ddl.step.train_step import TrainStep
 from ddl.step.verbs.batches import StepBatch
 from ddl.step.verbs.gradients import trainable_variables
 from ddl.tasks.task import has_step
@@ -88,7 +88,7 @@ def _is_finite(variable: tf.Variable) -> tf.Tensor:
         return tf.math.is_finite(tf.reduce_sum(value - value))
 
 
-def check_state_finite(state: TrainingState, update: UpdateStep, max_skipped_updates: int) -> None:
+def check_state_finite(state: TrainingState, update: TrainStep, max_skipped_updates: int) -> None:
     """Checks the state after a training loop. Eager, cross-replica context, on all workers.
 
     Raises:
@@ -110,7 +110,7 @@ def check_state_finite(state: TrainingState, update: UpdateStep, max_skipped_upd
         )
 
 
-def _not_finite(state: TrainingState, update: UpdateStep) -> tuple[str, str]:
+def _not_finite(state: TrainingState, update: TrainStep) -> tuple[str, str]:
     """Returns the figure that is not finite, a metric if the loss is, and what to do."""
     means = update.metrics.means(state.sums)
     others = [name for name, value in means.items() if not math.isfinite(value)]
@@ -123,7 +123,7 @@ def _not_finite(state: TrainingState, update: UpdateStep) -> tuple[str, str]:
     return f"the metric {others[0]!r}", remedy
 
 
-def _finite_gradients(update: UpdateStep, batch: Batch, state: TrainingState) -> tf.Tensor:
+def _finite_gradients(update: TrainStep, batch: Batch, state: TrainingState) -> tf.Tensor:
     """Returns which gradients of each replica are finite before the all-reduce.
 
     Only of the built-in step. Changes no variable. Cross-replica context, in a graph.
@@ -131,9 +131,9 @@ def _finite_gradients(update: UpdateStep, batch: Batch, state: TrainingState) ->
     Returns:
       bool [replicas of this worker, variables].
     """
-    kept = update.statistics.kept()
+    kept = KeptValues(update.statistics, update.strategy)
     (objective,) = update.plan.losses.values()
-    variables = trainable_variables(update.plan.task.model)
+    variables = trainable_variables(update.task.model)
     given = StepBatch("", 0, batch)
     # The numbers that the only pass of the update drew.
     gradients, _ = update.gradient.of_replicas(objective, variables, given, state, draws=0)
@@ -142,7 +142,7 @@ def _finite_gradients(update: UpdateStep, batch: Batch, state: TrainingState) ->
     return tf.stack(update.strategy.experimental_local_results(finite))
 
 
-def _first_overflow(state: TrainingState, update: UpdateStep) -> str:
+def _first_overflow(state: TrainingState, update: TrainStep) -> str:
     """Describes where the last batch's gradients were not finite, by computing them again.
 
     The state determines all inputs of the gradients, so training records nothing for this message.
@@ -151,7 +151,7 @@ def _first_overflow(state: TrainingState, update: UpdateStep) -> str:
     """
     if traits_of(update.strategy).asynchronous:
         return "With parameter servers, the origin of the overflow cannot be located."
-    if has_step(update.plan.task):
+    if has_step(update.task):
         return "In a task's own step, the origin of the overflow cannot be located."
     workers = Workers(update.strategy)
     batch = int(state.batches) - 1
@@ -186,7 +186,7 @@ def _first_overflow(state: TrainingState, update: UpdateStep) -> str:
     # The last variable comes first in the backward pass. A value that is not finite spreads from
     # there to earlier layers, and through synchronized layers to other replicas.
     variable = np.flatnonzero(~finite.all(axis=0))[-1]
-    trained = trainable_variables(update.plan.task.model)
+    trained = trainable_variables(update.task.model)
     replica = int(np.argmin(finite[:, variable]))
     of_worker = f" of worker {replica // len(own)}" if workers.number > 1 else ""
     return (

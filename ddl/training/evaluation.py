@@ -11,7 +11,7 @@ from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.path import on_host_if_placed
 from ddl.errors import DataError
 from ddl.step.compiled.compiler import Compiler
-from ddl.step.objective import Objective
+from ddl.step.loss import Loss
 from ddl.step.order_of_sums import fixed_order_of_sums
 from ddl.step.state import TrainingState
 from ddl.training.loop.device_errors import device_errors
@@ -26,7 +26,7 @@ class Evaluation:
 
     def __init__(
         self,
-        objective: Objective,
+        objective: Loss,
         pipeline: BatchPipeline | None,
         strategy: tf.distribute.Strategy,
         compiler: Compiler,
@@ -39,6 +39,7 @@ class Evaluation:
           strategy: The strategy.
           compiler: Compiles the sums of a batch.
         """
+        objective.form(training=False)  # not while the loop is traced
         self._compiler = compiler
         self._objective = objective
         self._pipeline: Any = pipeline
@@ -92,7 +93,7 @@ class Evaluation:
                 self._is_traced = True
             sums = self._loop(*arguments)
         check_some_weight(sums, self._objective)
-        return self._objective.evaluation_metrics.means(sums)
+        return self._objective.form(False).metrics.means(sums)
 
     @tf.function(autograph=False)
     @fixed_order_of_sums()
@@ -127,11 +128,11 @@ class Evaluation:
         # int32, which stays on the host: GPUs would send each answer to the host, which waits.
         with on_host_if_placed(self._strategy):
             end = tf.cast(num_batches, tf.int32)
-        start = (tf.constant(0), self._objective.evaluation_metrics.zeros())
+        start = (tf.constant(0), self._objective.form(False).metrics.zeros())
         return tf.while_loop(goes_on, add_batch, start)[1]
 
 
-def check_some_weight(sums: tf.Tensor, objective: Objective) -> None:
+def check_some_weight(sums: tf.Tensor, objective: Loss) -> None:
     """Raises DataError if all evaluation data have weight 0, which leaves the means undefined.
 
     Weights from the task may depend on the model and all be 0 for a while: this is only logged.
@@ -142,7 +143,7 @@ def check_some_weight(sums: tf.Tensor, objective: Objective) -> None:
     """
     if sums[0] != 0:
         return
-    if objective.task_weighs:
+    if objective.form(False).weighs:
         logging.warning("The task gives all evaluation data the weight 0, so the means are NaN.")
         return
     raise DataError(

@@ -6,7 +6,7 @@ from ddl.errors import DataError
 from ddl.figures import GRADIENT_NORM
 from ddl.optimizers.groups import figure
 from ddl.step.state import TrainingState
-from ddl.step.update import UpdateStep
+from ddl.step.train_step import TrainStep
 
 
 class MetricReader:
@@ -16,7 +16,7 @@ class MetricReader:
       last_read: The step at which the means were last read.
     """
 
-    def __init__(self, update: UpdateStep):
+    def __init__(self, update: TrainStep):
         """Keeps the argument.
 
         Args:

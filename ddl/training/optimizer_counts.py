@@ -5,10 +5,10 @@ from ddl.figures import LEARNING_RATE
 from ddl.optimizers.checks import check_counts
 from ddl.optimizers.groups import figure
 from ddl.optimizers.learning_rate import learning_rate_at
-from ddl.step.update import UpdateStep
+from ddl.step.train_step import TrainStep
 
 
-def check(update: UpdateStep, step: int) -> None:
+def check(update: TrainStep, step: int) -> None:
     """Checks that the optimizers belong to a step.
 
     An optimizer whose number of updates depends on a tensor (`Update.when`) is not checked.
@@ -21,11 +21,11 @@ def check(update: UpdateStep, step: int) -> None:
       ConfigError: If an optimizer has made another number of updates.
     """
     for name, optimizer in update.optimizers.items():
-        if (applies := update.plan.applies[name]) is not None:
+        if (applies := update.plan.applied[name].count) is not None:
             check_counts(optimizer, max(step - update.plan.frozen_until(name), 0) * applies)
 
 
-def learning_rate(update: UpdateStep, step: int) -> float:
+def learning_rate(update: TrainStep, step: int) -> float:
     """Returns the learning rate of the only optimizer; see `learning_rates`.
 
     Raises:
@@ -40,7 +40,7 @@ def learning_rate(update: UpdateStep, step: int) -> float:
     return rates[0]
 
 
-def learning_rates(update: UpdateStep, step: int) -> dict[str, float]:
+def learning_rates(update: TrainStep, step: int) -> dict[str, float]:
     """Returns the learning rate of each optimizer's last update, by the name of its figure.
 
     Before any update, it is that of the first; of an optimizer that is still frozen, it is 0.
@@ -52,7 +52,7 @@ def learning_rates(update: UpdateStep, step: int) -> dict[str, float]:
     rates = {}
     for name, optimizer in update.optimizers.items():
         frozen_until = update.plan.frozen_until(name)
-        in_step = update.plan.applies[name] == 1
+        in_step = update.plan.applied[name].count == 1
         made = step - frozen_until if in_step else int(optimizer.iterations.numpy())
         is_frozen = bool(frozen_until) and step <= frozen_until
         rate = 0.0 if is_frozen else learning_rate_at(optimizer, max(made - 1, 0))

@@ -6,10 +6,8 @@ from contextlib import contextmanager
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
-from ddl.step.monitoring.repetition import Repetition
-from ddl.step.observing import observed_by
 from ddl.step.state import TrainingState
-from ddl.step.update import UpdateStep
+from ddl.step.train_step import TrainStep
 from ddl.training.actions import Action
 from ddl.training.asynchronous.loop import CoordinatedLoop
 from ddl.training.checks.fixed_settings import TrainedVariables
@@ -33,7 +31,7 @@ class LoopRunner:
 
     def __init__(
         self,
-        update: UpdateStep,
+        update: TrainStep,
         workers: Workers,
         pace: Pace,
         trained: TrainedVariables,
@@ -72,7 +70,6 @@ class LoopRunner:
         self._max_skipped_updates = max_skipped_updates
         self._lost_at: int | None = None  # the step after which a loop was cut off
         self.restores = 0
-        self._repetition = Repetition()
 
     @property
     def step(self) -> int:
@@ -112,8 +109,7 @@ class LoopRunner:
         """Runs one loop, to step `end` or less far, and checks what it reached."""
         start = self.step
         with self._pace.loop() as timer:
-            with observed_by(self._repetition):
-                self.loop.trace(self.state)
+            self.loop.trace(self.state)
             # After an error in the loop, model and optimizer are ahead of the state.
             self._lost_at = start
             self.state = self.loop.run(self.state, end)
@@ -131,8 +127,7 @@ class LoopRunner:
 
     def trace(self) -> None:
         """Traces the loop without running it."""
-        with observed_by(self._repetition):
-            self.loop.trace(self.state)
+        self.loop.trace(self.state)
 
     def restore(self, state: TrainingState) -> None:
         """Takes over a state to which model and optimizer belong."""

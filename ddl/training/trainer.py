@@ -157,10 +157,8 @@ class Trainer(Evaluating):
         """Names of the figures that `train` returns: "loss", or "loss/NAME" of each; metrics."""
         self.eval_metric_names = parts.eval_metric_names
         """Names of the metrics that `evaluate` returns, "loss" first; () if the task has none."""
-        self.updates_per_step = parts.update.plan.applies
+        self.updates_per_step = {name: one.count for name, one in parts.update.plan.applied.items()}
         """Updates of each optimizer in a step, by its name; None if that depends on a tensor."""
-        self.kept_bytes = parts.update.kept_bytes
-        """Bytes on each replica that an update keeps, to undo itself if a gradient overflows."""
         self.sharding = parts.update.sharding
         """The shares of the optimizers' slots; None if each replica holds whole slots."""
         self.averages = parts.update.averages
@@ -231,7 +229,7 @@ class Trainer(Evaluating):
         end = self.step + length_in_steps(steps, epochs, self.steps_per_epoch)
         actions = checked_actions(actions)
         self.check_consistent()
-        self._parts.check_for_training()
+        self._parts.trained.check()
         with (
             deferring_interrupt(self.request_stop, self._runner.stop.withdraw),
             shown(end, progress and self._parts.workers.is_chief, self.peek_metrics) as bars,
@@ -255,7 +253,7 @@ class Trainer(Evaluating):
 
     def trace(self) -> None:
         """Traces the training loop without running it, to raise errors in the task early."""
-        self._parts.check_for_training()
+        self._parts.trained.check()
         self._runner.trace()
 
     def check_finite(self) -> None:

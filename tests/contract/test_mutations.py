@@ -17,13 +17,13 @@ from ddl import draws
 from ddl.data import BatchPipeline
 from ddl.errors import TrainingDiverged
 from ddl.step import gradients as gradient_path
-from ddl.step import overflow
+from ddl.step import overflow, train_step
 from ddl.step.all_reduce import AllReduce
 from ddl.step.global_gradient import GlobalGradient
-from ddl.step.objective import Objective
+from ddl.step.loss import Loss
 from ddl.step.overflow import KeptValues
 from ddl.step.sharding import optimizers as sharding_optimizers
-from ddl.step.update import _Work
+from ddl.step.train_step import TrainStep
 from ddl.step.weight_average import WeightAverages
 from tests.contract import cases
 from tests.contract.cases import check_parity
@@ -47,21 +47,21 @@ def reduce_again_in_the_optimizer(patch: Patch) -> None:
 
     patch.setattr(sharding_optimizers, "prepare_optimizer", mutated)
     # Else the check of optimizers refuses it, before parity is asked for.
-    patch.setattr("ddl.step.verbs.applying.refusing_reductions", lambda _: contextlib.nullcontext())
+    patch.setattr("ddl.step.applying.refusing_reductions", lambda _: contextlib.nullcontext())
 
 
 def divide_by_the_replicas_own_size(patch: Patch) -> None:
-    initialize = Objective.__init__
+    initialize = Loss.__init__
 
-    def mutated(self, task, spec, global_batch_size, strategy, *others):
-        initialize(self, task, spec, global_batch_size, strategy, *others)
-        self._global_batch_size //= strategy.num_replicas_in_sync
+    def mutated(self, *arguments):
+        initialize(self, *arguments)
+        self._global_batch_size //= self._replicas
 
-    patch.setattr(Objective, "__init__", mutated)
+    patch.setattr(Loss, "__init__", mutated)
 
 
 def do_not_divide_by_the_weights(patch: Patch) -> None:
-    patch.setattr(GlobalGradient, "factor", lambda *_: None)
+    patch.setattr(GlobalGradient, "_factor", lambda *_: None)
 
 
 def average_the_microbatches(patch: Patch) -> None:
@@ -106,22 +106,31 @@ def ignore_the_weights_of_examples(patch: Patch) -> None:
 
 
 def move_a_slot_in_a_skipped_update(patch: Patch) -> None:
-    change = _Work.change
+    apply, unless_overflow = TrainStep.apply, train_step.unless_overflow
 
-    def mutated(self, number, make, finite):
-        (optimizer,) = self._update.optimizers.values()
+    def mutated(self, *arguments, **others):
+        (optimizer,) = self.optimizers.values()
         slots = [v.value for v in optimizer.variables if v.path.endswith("momentum")]
         if not slots:
             raise LookupError("the optimizer has no momentum")
 
         def move():
             for slot in slots:
-                slot.assign(slot * tf.where(finite, tf.ones([], slot.dtype), 0.9))
+                slot.assign(slot * 0.9)
 
-        self.strategy.run(move)
-        return change(self, number, make, finite)
+        skips.append(lambda: self.strategy.run(move))
+        return apply(self, *arguments, **others)
 
-    patch.setattr(_Work, "change", mutated)
+    def skipping(strategy, finite, change, undo):
+        def moved():
+            skips[-1]()
+            undo()
+
+        return unless_overflow(strategy, finite, change, moved)
+
+    skips = []
+    patch.setattr(TrainStep, "apply", mutated)
+    patch.setattr(train_step, "unless_overflow", skipping)
 
 
 def keep_the_moments_of_a_skipped_update(patch: Patch) -> None:
@@ -202,31 +211,28 @@ def never_move_the_averages(patch: Patch) -> None:
 
 
 def move_the_averages_before_the_weights(patch: Patch) -> None:
-    change, move = _Work.change, _Work._move_averages
+    apply, move = TrainStep.apply, TrainStep._move_averages
 
-    def mutated(self, number, make, finite):
-        def both():
-            move(self)
-            return make()
+    def mutated(self, optimizer, gradients, state, **others):
+        move(self, state)
+        return apply(self, optimizer, gradients, state, **others)
 
-        return change(self, number, both, finite)
-
-    patch.setattr(_Work, "change", mutated)
-    patch.setattr(_Work, "_move_averages", lambda _: None)
+    patch.setattr(TrainStep, "apply", mutated)
+    patch.setattr(TrainStep, "_move_averages", lambda *_: None)
 
 
 def average_metrics_over_replicas(patch: Patch) -> None:
-    compute = Objective.__call__
+    compute = Loss.__call__
 
     def mutated(self, features, training):
         objective, sums = compute(self, features, training)
         return objective, sums if training else tf.math.divide_no_nan(sums, sums[0])
 
-    patch.setattr(Objective, "__call__", mutated)
+    patch.setattr(Loss, "__call__", mutated)
 
 
 def evaluate_padding(patch: Patch) -> None:
-    compute = Objective.__call__
+    compute = Loss.__call__
 
     def mutated(self, features, training):
         weight = features["weight"]
@@ -234,7 +240,7 @@ def evaluate_padding(patch: Patch) -> None:
         counted = weight if training else tf.where(weight > 0, weight, tf.ones_like(weight))
         return compute(self, {**features, "weight": counted}, training)
 
-    patch.setattr(Objective, "__call__", mutated)
+    patch.setattr(Loss, "__call__", mutated)
 
 
 def trained(name: str):

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from ddl.training.checks.row_independence import RowIndependence
 
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.distribution.multi_worker import leaving
@@ -18,7 +19,6 @@ from ddl.distribution.workers import Workers
 from ddl.precision import set_precision
 from ddl.step.remat import Remat
 from ddl.step.weight_average import ExponentialMovingAverage
-from ddl.training.checks.row_independence import RowIndependence
 from ddl.training.trainer import Trainer
 
 ARGUMENTS = {

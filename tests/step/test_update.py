@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import ddl
 from ddl.errors import TrainingDiverged
 from ddl.precision import set_precision
-from ddl.step.objective import Objective
 from tests.conftest import make_strategy
+from tests.step.probed import probed
 
 RATE = 0.5
 TOKENS = 3
@@ -92,7 +92,7 @@ def test_microbatches_of_any_sizes_add_up(data, cuts):
     set_precision("float64")
     task = Tokens()
     spec = {name: tf.TensorSpec(rows.shape[1:], rows.dtype) for name, rows in data.items()}
-    objective = Objective(task, spec, 24, tf.distribute.get_strategy())
+    objective = probed(task, spec, 24, tf.distribute.get_strategy())
     variables = [v.value for v in task.model.trainable_variables]
 
     def gradients_and_sums(rows):

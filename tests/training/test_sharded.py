@@ -13,9 +13,9 @@ from ddl.callbacks.fingerprint import Fingerprint
 from ddl.errors import ConfigError, TrainingDiverged
 from ddl.optimizers import Group
 from ddl.precision import set_precision
+from ddl.step.applying import OptimizerPart
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.sharding import InShares, applying, optimizers, shares
-from ddl.step.verbs.parts import OptimizerPart
 from tests.conftest import LikeGpus, make_strategy
 from tests.step.sharding.trainers import (
     adamw,
@@ -133,7 +133,7 @@ def test_a_share_of_a_weight_takes_memory_once_its_gradient_is_in_shares(monkeyp
     def update(gradient):
         given = strategy.run(lambda: tf.identity(gradient))
         applying.apply_to_shares(
-            *(trainer.sharding, InShares([given]), [variable]),
+            *(trainer.sharding, InShares([given]), None, [variable]),
             *([OptimizerPart(trainer.optimizer, [0])], None),
             *(tf.constant(0, tf.int64), Compiler("off", strategy, "training")),
         )

@@ -1,6 +1,6 @@
 """Clipping of the gradient of the global batch by its norm.
 
-Each optimizer may have a limit of its own (`clips_by_name`). `ddl.step.verbs.applying` clips after
+Each optimizer may have a limit of its own (`clips_by_name`). `ddl.step.applying` clips after
 the penalties are added, and before the optimizers update.
 """
 

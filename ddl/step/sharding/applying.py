@@ -11,18 +11,17 @@ from ddl.optimizers.checks import refusing_reductions
 from ddl.optimizers.fused import by_kernels
 from ddl.step import gradients as gradient_path
 from ddl.step.compiled.compiler import Compiler
-from ddl.step.compiled.deferred import Deferred
 from ddl.step.sharding.in_shares import InShares
 from ddl.step.sharding.optimizers import Sharding, free
 from ddl.step.sharding.shares import gathered, own_share
-from ddl.step.verbs.parts import OptimizerPart, unless_frozen
 
 
 def apply_to_shares(
     sharding: Sharding,
-    gradients: list[Any] | Deferred | InShares,
+    gradients: list[Any] | InShares,
+    factor: tf.Tensor | None,
     variables: Sequence[keras.Variable],
-    parts: Sequence[OptimizerPart],
+    parts: Sequence[Any],
     clip: float | None,
     step: tf.Tensor,
     compiler: Compiler,
@@ -31,8 +30,9 @@ def apply_to_shares(
 
     Args:
       sharding: The shares.
-      gradients: The gradient, whole or in shares; see `ddl.step.verbs.applying.apply`, like all
-        that follow.
+      gradients: The gradient, whole or in shares.
+      factor: A factor that is missing in it, or None; see `ddl.step.applying.apply`, like all that
+        follow.
       variables: The variables.
       parts: The optimizers and what each updates.
       clip: The largest global norm, or None.
@@ -42,12 +42,14 @@ def apply_to_shares(
     Returns:
       The global norm before clipping, float64 [].
     """
-    shares = gradients.values if isinstance(gradients, InShares) else sharding.cut([*gradients])
+    shares = gradients.values if isinstance(gradients, InShares) else sharding.cut(gradients)
+    if factor is not None:
+        shares = sharding.strategy.run(gradient_path.multiply, args=(shares, factor))
     shares = _with_penalties(sharding, shares, variables)
     shares, norm = _clipped(sharding, shares, variables, parts, clip, step)
     for part in parts:
         own = functools.partial(_update, sharding, shares, variables, part, compiler)
-        unless_frozen(part, step, own)
+        part.unless_frozen(step, own)
     return norm
 
 
@@ -72,7 +74,7 @@ def _clipped(
     sharding: Sharding,
     shares: list[Any],
     variables: Sequence[keras.Variable],
-    parts: Sequence[OptimizerPart],
+    parts: Sequence[Any],
     clip: float | None,
     step: tf.Tensor,
 ) -> tuple[list[Any], tf.Tensor]:
@@ -102,7 +104,7 @@ def _update(
     sharding: Sharding,
     shares: list[Any],
     variables: Sequence[keras.Variable],
-    part: OptimizerPart,
+    part: Any,
     compiler: Compiler,
 ) -> None:
     """Lets an optimizer update its share of its weights, and gathers the weights."""
@@ -120,7 +122,7 @@ def _update(
 
     def update(own: list[tf.Tensor]) -> None:
         pairs = list(zip(own, stand_ins, strict=True))
-        # Not `apply`, as in `ddl.step.verbs.applying`.
+        # Not `apply`, as in `ddl.step.applying`.
         compiler.of_update(lambda: _none(optimizer.apply_gradients(pairs)), stand_ins, [optimizer])
 
     def whole() -> list[tf.Tensor]:

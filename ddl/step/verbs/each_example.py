@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.errors import ConfigError
-from ddl.step.objective import Objective
+from ddl.step.loss import Loss
 
 OfExample: TypeAlias = Callable[[list[tf.Tensor]], list[tf.Tensor]]
 """Changes the gradients of one example, a tensor of each variable's shape."""
@@ -45,9 +45,7 @@ def check_no_remat(is_on: bool) -> None:
         )
 
 
-def losses_of_examples(
-    objective: Objective, features: dict[str, tf.Tensor]
-) -> tuple[tf.Tensor, tf.Tensor]:
+def losses_of_examples(loss: Loss, features: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the loss of each example whose gradient `each` changes. Replica context.
 
     An example with several losses, as of tokens, has the gradient of their weighted mean, so that a
@@ -56,7 +54,7 @@ def losses_of_examples(
     changes the result by at most limit / Σ weight of the data, whatever weights the task returns.
 
     Args:
-      objective: The objective.
+      loss: The loss.
       features: The microbatch.
 
     Returns:
@@ -66,12 +64,12 @@ def losses_of_examples(
     Raises:
       ConfigError: If the model normalizes over the batch.
     """
-    check_no_batch_moments(objective.training_layers)
+    check_no_batch_moments(loss.training.layers)
     of_data = features["weight"]
-    weighed, _, sums, weight = objective.weighed(features, training=True)
+    weighed, _, sums, weight = loss.weighed(features, training=True)
     rows = weighed.shape[0]
     losses = tf.reduce_sum(tf.reshape(weighed, [rows, -1]), axis=1)
-    if objective.entries > 1:
+    if loss.training.entries > 1:
         total = tf.reduce_sum(tf.reshape(weight, [rows, -1]), axis=1)
         losses = tf.math.divide_no_nan(losses * tf.cast(of_data, losses.dtype), total)
     count = tf.reduce_sum(tf.cast(of_data, tf.float64))

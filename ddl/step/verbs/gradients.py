@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from ddl.errors import ConfigError, check_takes
 from ddl.step import gradients as gradient_path
-from ddl.step.compiled.deferred import Deferred
 from ddl.step.gradients import Gradient, in_pairs
 from ddl.step.sharding.in_shares import InShares
 from ddl.step.verbs.draws import same_on_replicas
@@ -47,7 +46,9 @@ class Gradients(Guarded):
         self,
         strategy: tf.distribute.Strategy,
         variables: Sequence[keras.Variable],
-        values: Sequence[Any] | Deferred | InShares,
+        values: Sequence[Any] | InShares,
+        factor: tf.Tensor | None = None,
+        *,
         draws: int | None = None,
         checked: bool = False,
     ):
@@ -57,12 +58,14 @@ class Gradients(Guarded):
           strategy: The strategy.
           variables: The variables.
           values: One reduced value per variable.
+          factor: A factor that is missing in the values, []; None: 1.
           draws: As above.
           checked: As above.
         """
         self._strategy = strategy
         self.variables = tuple(variables)
-        self._values: Any = values if isinstance(values, Deferred | InShares) else list(values)
+        self._values: Any = values if isinstance(values, InShares) else list(values)
+        self._factor = factor
         self.draws = draws
         self.checked = checked
         self.is_shared = True
@@ -80,17 +83,20 @@ class Gradients(Guarded):
         """The values; with several replicas distributed values, as `strategy.run` takes them."""
         if self._opaque:
             return self._values
-        values = self._strategy.run(gradient_path.opaque, args=(list(self._values),))
+        values, factor = list(self._values), self._factor
+        if factor is not None:
+            values = self._strategy.run(gradient_path.multiply, args=(values, factor))
+        values = self._strategy.run(gradient_path.opaque, args=(values,))
         if tf.compat.v1.get_default_graph() is self.graph:  # else usable in the present one alone
-            self._values, self._opaque = values, True
+            self._values, self._factor, self._opaque = values, None, True
         return values
 
     @property
-    def to_apply(self) -> list[Any] | Deferred | InShares:
-        """The values, or those that the update multiplies itself."""
-        if isinstance(self._values, Deferred | InShares) or not self.is_shared:
-            return self._values
-        return self.of_replicas
+    def to_apply(self) -> tuple[list[Any] | InShares, tf.Tensor | None]:
+        """The values, and a factor that the update multiplies itself, or None."""
+        if self.is_shared:
+            return self.of_replicas, None
+        return self._values, self._factor
 
     def __add__(self, other: "Gradients") -> "Gradients":
         return self._with(other, operator.add, "added")
@@ -115,7 +121,7 @@ class Gradients(Guarded):
         values = self._strategy.run(
             lambda own, by: gradient_path.multiply(own, by), args=(self.of_replicas, number)
         )
-        return Gradients(self._strategy, self.variables, values, self.draws)
+        return Gradients(self._strategy, self.variables, values, draws=self.draws)
 
     __rmul__ = __mul__
 
@@ -188,7 +194,7 @@ class Gradients(Guarded):
                 "variables for which the gradients were computed."
             )
         values = [self.of_replicas[places[id(v)]] for v in wanted]
-        return Gradients(self._strategy, wanted, values, self.draws, self.checked)
+        return Gradients(self._strategy, wanted, values, draws=self.draws, checked=self.checked)
 
     def and_of(self, other: "Gradients") -> "Gradients":
         """Joins these gradients with those of other variables, for one `apply`.
@@ -208,7 +214,7 @@ class Gradients(Guarded):
         draws = self.draws if self.draws == other.draws else None
         checked = self.checked and other.checked
         values = [*self.of_replicas, *other.of_replicas]
-        return Gradients(self._strategy, variables, values, draws, checked)
+        return Gradients(self._strategy, variables, values, draws=draws, checked=checked)
 
     def map(self, function: Callable[[tf.Tensor, keras.Variable], tf.Tensor]) -> "Gradients":
         """Applies a function to each gradient, such as one that clips, and returns the results.
@@ -230,7 +236,7 @@ class Gradients(Guarded):
             ]
 
         values = same_on_replicas(self._strategy, run, (self.of_replicas,))
-        return Gradients(self._strategy, self.variables, values, self.draws)
+        return Gradients(self._strategy, self.variables, values, draws=self.draws)
 
     def _with(
         self, other: Any, function: Callable[[Any, Any], tf.Tensor], what: str
@@ -242,7 +248,7 @@ class Gradients(Guarded):
 
         values = self._strategy.run(run, args=(self.of_replicas, other.of_replicas))
         draws = self.draws if self.draws == other.draws else None
-        return Gradients(self._strategy, self.variables, values, draws)
+        return Gradients(self._strategy, self.variables, values, draws=draws)
 
     def _check_same(self, other: "Gradients", what: str) -> None:
         check_usable(self)

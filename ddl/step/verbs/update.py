@@ -1,18 +1,21 @@
 """The methods of `update` that a step calls: its verbs."""
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol
 
+import keras
 import tensorflow as tf
 
 from ddl.data.batch import Batch
-from ddl.errors import check_takes
+from ddl.errors import ConfigError, check_takes
+from ddl.step.global_gradient import Reduced
+from ddl.step.loss import Loss
 from ddl.step.overflow import KeptValues
 from ddl.step.state import TrainingState
 from ddl.step.verbs.batches import StepBatch, StepBatches, check_batch
+from ddl.step.verbs.call_context import CallContext
 from ddl.step.verbs.changes import add, check_decay, move_towards, weights_of_both
-from ddl.step.verbs.control_flow import ControlFlow
 from ddl.step.verbs.draws import StepDraws
 from ddl.step.verbs.each_example import OfExample
 from ddl.step.verbs.gradients import (
@@ -21,12 +24,94 @@ from ddl.step.verbs.gradients import (
     draws_of,
     trainable_variables,
 )
-from ddl.step.verbs.values import OfExamples, Summed, Values
-from ddl.step.verbs.work import Call, Work
+from ddl.step.verbs.misuse import Guarded, explained
+from ddl.step.verbs.names import model_of, name_of_loss, name_of_optimizer
+from ddl.step.verbs.values import OfExamples, Values, mean_of, sum_of
 from ddl.tasks.task import LossFunction
 
 
-class Update(ControlFlow):
+class Engine(Protocol):
+    """What computes for the verbs: a `TrainStep`, or a rehearsal that computes nothing."""
+
+    task: Any
+    optimizer_names: Sequence[str]
+    strategy: tf.distribute.Strategy
+    seed: int | None
+    writes: bool
+    statistics: Sequence[tf.Variable]
+
+    def loss(self, function: LossFunction, name: str, source: str, is_mean: bool) -> Loss:
+        """Returns the loss of a name, which is computed of a source's batches."""
+
+    def gradients(
+        self,
+        loss: Loss,
+        variables: Sequence[keras.Variable],
+        batch: StepBatch,
+        state: TrainingState,
+        draws: int,
+        each: OfExample | None,
+        alone: bool,
+    ) -> Reduced:
+        """Returns the gradient of a loss over the global batch."""
+
+    def sums(
+        self, loss: Loss, batch: StepBatch, state: TrainingState, draws: int
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the weighted sums of a function of the examples, and the sum of the weights."""
+
+    def finite(self, values: Sequence[Any]) -> tf.Tensor | None:
+        """Returns whether values are finite, bool []; None without loss scaling."""
+
+    def apply(
+        self, optimizer: str, gradients: Gradients, state: TrainingState, in_branch: bool
+    ) -> tf.Tensor:
+        """Applies gradients; returns their norm before clipping, float64 []."""
+
+    def note_average(self, targets: Sequence[tf.Variable]) -> None:
+        """Takes note of the variables that `average` moves."""
+
+
+class Results:
+    """What the verbs of an update have computed so far.
+
+    Attributes:
+      finite: Whether all values so far are finite, bool []; None without loss scaling.
+      sums: Metric sums of each loss outside of `moved`, by its name.
+      sums_moved: Those within `moved`.
+      norms: Sum and number of the gradient norms of each optimizer, float64 [2], by its name.
+    """
+
+    def __init__(self) -> None:
+        self.finite: tf.Tensor | None = None
+        self.sums: dict[str, tf.Tensor] = {}
+        self.sums_moved: dict[str, tf.Tensor] = {}
+        self.norms: dict[str, tf.Tensor] = {}
+
+    def check(self, finite: tf.Tensor | None) -> None:
+        """Adds a check for overflow, on which the update then depends; None adds none."""
+        if finite is not None:
+            self.finite = finite if self.finite is None else self.finite & finite
+
+    def tensors(self) -> dict[str, Any]:
+        """Returns all of it as a structure that a branch can return."""
+        finite = {} if self.finite is None else {"finite": self.finite}
+        return {**finite, "sums": self.sums, "sums_moved": self.sums_moved, "norms": self.norms}
+
+    def add(self, tensors: Mapping[str, Any]) -> None:
+        """Adds what a branch has computed."""
+        self.check(tensors.get("finite"))
+        for kind in ("sums", "sums_moved", "norms"):
+            for name, value in tensors[kind].items():
+                add_to(getattr(self, kind), name, value)
+
+
+def add_to(sums: dict[str, tf.Tensor], name: str, value: tf.Tensor) -> None:
+    """Adds a value to that of the name, if there is one."""
+    sums[name] = sums[name] + value if name in sums else value
+
+
+class Update(Guarded):
     """One update, made of the verbs that a task's `step(update, batch)` calls.
 
         class Sam:  # Foret et al. 2021, "Sharpness-aware minimization"
@@ -42,7 +127,7 @@ class Update(ControlFlow):
 
     Attributes:
       batches: Hands out the batches of the update.
-      calls: The calls of verbs so far.
+      results: What the verbs have computed so far.
     """
 
     _called = "update"
@@ -51,35 +136,29 @@ class Update(ControlFlow):
         *("next", "when", "step"),
     )
 
-    def __init__(
-        self,
-        work: Work,
-        state: TrainingState,
-        batches: Mapping[str, Batch],
-        only_moved: Container[str] = (),
-        writes: bool = True,
-    ):
+    def __init__(self, engine: Engine, state: TrainingState, batches: Mapping[str, Batch]):
         """Keeps the arguments; `ddl.Trainer` makes the update.
 
         Args:
-          work: Computes gradients and applies them.
+          engine: Computes gradients and applies them.
           state: The state before the update.
           batches: The batches of each source, by its name, all with the same counter.
-          only_moved: Names of the losses that the step computes within `moved` alone.
-          writes: Whether verbs write variables; the planning trace leaves that to the step itself.
         """
-        super().__init__(work, StepDraws(work.seed, next(iter(batches.values())).counter))
+        self._engine = engine
         self._state = state
+        self._draws = StepDraws(engine.seed, next(iter(batches.values())).counter)
+        self._context = CallContext()
+        self._in_branch = False
         self._passes = 0
-        self._only_moved, self._writes = only_moved, writes
         self.batches = StepBatches(batches)
-        self.calls: list[Call] = []
+        self.results = Results()
 
-    def run(self, step: Callable[["Update", Any], None]) -> None:
+    def run(self, step: Callable[["Update", Any], None]) -> Results:
         """Runs a step with this update; what the step draws itself is the same on all replicas."""
         with self._draws.forward():
             step(self, self.batches.given)
-        self._call_context.end()
+        self._context.end()
+        return self.results
 
     @property
     def step(self) -> tf.Tensor:
@@ -97,9 +176,9 @@ class Update(ControlFlow):
         Raises:
           ConfigError: Within `when`.
         """
-        self._call_context.check("next")
+        self._context.check("next")
         check_batch("next", batch)
-        return self.batches.next(batch, self._is_in_branch)
+        return self.batches.next(batch, self._in_branch)
 
     def gradients(
         self,
@@ -138,21 +217,38 @@ class Update(ControlFlow):
             returns something else than a `ddl.PerExample`; with `each`, if the model normalizes
             over the batch.
         """
-        self._call_context.check("gradients")
+        return self._gradients(
+            loss, batch, model, name, same_draws_as, moves_statistics, each, alone=False
+        )
+
+    def _gradients(
+        self,
+        function: LossFunction,
+        batch: StepBatch,
+        model: Any,
+        name: str | None,
+        same_draws_as: Gradients | None,
+        moves_statistics: bool,
+        each: OfExample | None,
+        alone: bool,
+    ) -> Gradients:
+        engine = self._engine
+        self._context.check("gradients")
         check_batch("gradients", batch)
-        name = self._work.name_of_loss(loss, name, batch.source)
+        name = name_of_loss(engine.task, function, name)
+        loss = engine.loss(function, name, batch.source, is_mean=False)
         if each is not None:
             check_takes("`each` of update.gradients", each, ("gradients",))
-        variables = trainable_variables(self._work.model(model), "`model` of update.gradients")
-        draws = self._draws_of(same_draws_as)
-        self._passes += 1
+        variables = trainable_variables(model_of(engine.task, model), "`model` of update.gradients")
+        draws = self._next_draws(same_draws_as)
         with self._statistics(moves_statistics):
-            reduced = self._work.gradients(name, variables, batch, draws, each)
-        self._record("gradients", name, variables)
-        self.books.add_check(reduced.finite)
-        if not self._call_context.has_moved or name in self._only_moved:
-            self.books.add_sums(name, reduced.sums)
-        return Gradients(self._work.strategy, variables, reduced.values, draws, True)
+            reduced = engine.gradients(loss, variables, batch, self._state, draws, each, alone)
+        self.results.check(reduced.finite)
+        sums = self.results.sums_moved if self._context.has_moved else self.results.sums
+        add_to(sums, name, reduced.sums)
+        return Gradients(
+            engine.strategy, variables, reduced.values, reduced.factor, draws=draws, checked=True
+        )
 
     def mean(
         self,
@@ -181,10 +277,11 @@ class Update(ControlFlow):
         Raises:
           ConfigError: If the function returns something else, or depends on other examples.
         """
-        draws = self._draws_of(same_draws_as)
+        draws = self._next_draws(same_draws_as)
         with self._statistics(moves_statistics):
-            mean = self._sums("mean", function, batch, name, draws).mean()
-        self.books.add_check(self._work.finite([mean]))
+            values, total, weight = self._sums("mean", function, batch, name, draws)
+        mean = mean_of(values, total, weight)
+        self.results.check(self._engine.finite([mean]))
         return mean
 
     def sum(self, function: OfExamples, batch: StepBatch, *, name: str | None = None) -> tf.Tensor:
@@ -203,22 +300,23 @@ class Update(ControlFlow):
         Raises:
           ConfigError: As `mean`.
         """
-        total = self._sums("sum", function, batch, name, self._draws_of(None)).sum()
-        self.books.add_check(self._work.finite([total]))
-        return total
+        draws = self._next_draws(None)
+        values, total, _ = self._sums("sum", function, batch, name, draws)
+        summed = sum_of(values, total)
+        self.results.check(self._engine.finite([summed]))
+        return summed
 
     def _sums(
         self, verb: str, function: OfExamples, batch: StepBatch, name: str | None, draws: int
-    ) -> Summed:
-        self._call_context.check(verb)
+    ) -> tuple[Values, tf.Tensor, tf.Tensor]:
+        self._context.check(verb)
         check_batch(verb, batch)
         check_takes(f"The function of update.{verb}", function, ("features", "training"))
         values = Values(function, f"update.{verb}")
-        name = self._work.name_of_loss(values, name, batch.source)
-        self._passes += 1
-        summed = self._work.sums(name, values, batch, draws)
-        self._record("sum", name, ())
-        return summed
+        name = name_of_loss(self._engine.task, values, name)
+        loss = self._engine.loss(values, name, batch.source, is_mean=True)
+        total, weight = self._engine.sums(loss, batch, self._state, draws)
+        return loss.function, total, weight
 
     def apply(self, gradients: Gradients, optimizer: str | None = None) -> None:
         """Applies gradients: adds regularization, clips, and lets an optimizer update.
@@ -230,14 +328,15 @@ class Update(ControlFlow):
         Raises:
           ConfigError: If there is no optimizer of that name.
         """
-        self._call_context.check("apply")
+        engine = self._engine
+        self._context.check("apply")
         check_gradients("update.apply", gradients)
-        self._call_context.check_not_moved("apply", [v.value for v in gradients.variables])
-        name = self._work.name_of_optimizer(optimizer)
-        self._record("apply", name, gradients.variables, checks=not gradients.checked)
+        self._context.check_not_moved("apply", [v.value for v in gradients.variables])
+        name = name_of_optimizer(engine.task, engine.optimizer_names, optimizer)
         if not gradients.checked:
-            self.books.add_check(self._work.finite(gradients.of_replicas))
-        self.books.add_norm(name, self._change(lambda: self._work.apply(name, gradients)))
+            self.results.check(engine.finite(gradients.of_replicas))
+        norm = engine.apply(name, gradients, self._state, self._in_branch)
+        add_to(self.results.norms, name, tf.stack([norm, tf.ones([], tf.float64)]))
 
     def minimize(
         self,
@@ -260,10 +359,15 @@ class Update(ControlFlow):
         Raises:
           ConfigError: As `gradients` and `apply`.
         """
-        with self._work.applied_alone():
-            gradients = self.gradients(loss, batch, model, name=name)
+        self.apply(self.gradients_to_apply(loss, batch, name, model), optimizer)
+
+    def gradients_to_apply(
+        self, loss: LossFunction, batch: StepBatch, name: str | None = None, model: Any = None
+    ) -> Gradients:
+        """Returns `gradients` that are used in one `apply` alone, with the same arguments."""
+        gradients = self._gradients(loss, batch, model, name, None, True, None, alone=True)
         gradients.is_shared = False
-        self.apply(gradients, optimizer)
+        return gradients
 
     def moved(self, model: Any, by: Gradients) -> AbstractContextManager[None]:
         """Adds `by` to the weights within the `with` block; restores them bit for bit after it.
@@ -278,23 +382,25 @@ class Update(ControlFlow):
         Raises:
           ConfigError: If `by` holds nothing for a variable, or the weights are moved already.
         """
-        self._call_context.check("moved")
+        self._context.check("moved")
         check_gradients("update.moved", by)
-        own = by.of(trainable_variables(self._work.model(model), "`model` of update.moved"))
-        return self._call_context.must_enter(self._moved(own))
+        model = model_of(self._engine.task, model)
+        own = by.of(trainable_variables(model, "`model` of update.moved"))
+        return self._context.must_enter(self._moved(own))
 
     @contextmanager
     def _moved(self, by: Gradients) -> Iterator[None]:
-        self._call_context.check("moved")
+        self._context.check("moved")
+        strategy, writes = self._engine.strategy, self._engine.writes
         variables = [variable.value for variable in by.variables]
-        self._call_context.check_not_moved("moved", variables)
-        kept = KeptValues(variables if self._writes else [], self._work.strategy)
+        self._context.check_not_moved("moved", variables)
+        kept = KeptValues(variables if writes else [], strategy)
         for variable, value in zip(variables, by.of_replicas, strict=True):
-            if self._writes:
-                self._work.strategy.extended.update(variable, add, args=(value,))
-        with self._call_context.moving(variables):
+            if writes:
+                strategy.extended.update(variable, add, args=(value,))
+        with self._context.moving(variables):
             yield
-        self._call_context.check("moved")
+        self._context.check("moved")
         kept.restore()
 
     def average(self, target: Any, *, of: Any, decay: float | tf.Tensor) -> None:
@@ -310,34 +416,101 @@ class Update(ControlFlow):
         Raises:
           ConfigError: If the shapes differ, or the decay is out of range.
         """
-        self._call_context.check("average")
+        self._context.check("average")
         check_decay(decay)
         targets, sources = weights_of_both(target, of)
-        self._call_context.check_not_moved("average", targets)
-        self._record("average", "", targets)
+        self._context.check_not_moved("average", targets)
+        self._engine.note_average(targets)
+        if self._engine.writes:
+            move_towards(self._engine.strategy, targets, sources, decay)
 
-        def change() -> tf.Tensor:
-            move_towards(self._work.strategy, targets, sources, decay)
-            return tf.zeros([], tf.float64)
+    def when(self, condition: tf.Tensor, function: Callable[[], Any]) -> None:
+        """Calls a function, which may call this update, if a condition holds.
 
-        self._change(change)
+            update.when(update.step % 5 == 0, lambda: update.minimize(self.fools, batch, …))
+
+        Args:
+          condition: bool [], the same on all replicas, such as a function of `step` or of a norm.
+          function: Takes no arguments; its result is not used.
+
+        Raises:
+          ConfigError: If the condition is no bool scalar, or the function takes arguments.
+        """
+        self._context.check("when")
+        holds = _condition(condition)
+        check_takes("The function of update.when", function, ())
+        of_branch: list[dict[str, Any]] = []
+
+        def made() -> dict[str, Any]:
+            with self._branch() as results:
+                function()
+            of_branch.append(results.tensors())
+            return of_branch[0]
+
+        def skipped() -> dict[str, Any]:  # traced after `made`
+            zeros = tf.nest.map_structure(lambda x: tf.zeros(x.shape, x.dtype), of_branch[0])
+            if "finite" in zeros:
+                zeros["finite"] = tf.constant(True)
+            return zeros
+
+        self.results.add(tf.cond(holds, made, skipped))
 
     @contextmanager
-    def _statistics(self, move: bool) -> Iterator[None]:
+    def _branch(self) -> Iterator[Results]:
+        """Makes verbs compute in the present graph, for results of their own, in the block."""
+        earlier = self._in_branch, self.results
+        self._in_branch, self.results = True, Results()
+        try:
+            with self._context.in_present_graph(), self._draws.in_branch().forward():
+                yield self.results
+        finally:
+            self._in_branch, self.results = earlier
+
+    def _statistics(self, move: bool) -> AbstractContextManager[None]:
         """Restores the statistics that a forward pass moves within the `with` block, or not."""
-        kept = None if move else self._work.keep_statistics()
+        return nullcontext() if move else self._restoring_statistics()
+
+    @contextmanager
+    def _restoring_statistics(self) -> Iterator[None]:
+        kept = KeptValues(self._engine.statistics, self._engine.strategy)
         yield
-        if kept is not None:
-            kept.restore()
+        kept.restore()
 
-    def _change(self, change: Callable[[], tf.Tensor]) -> tf.Tensor:
-        number = sum(call.changes for call in self.calls)
-        return self._work.change(number, change, self.books.finite)
+    def _next_draws(self, earlier: Gradients | None) -> int:
+        """Returns the number of the next pass, or that of earlier gradients."""
+        number = self._passes if earlier is None else draws_of(earlier)
+        self._passes += 1
+        return number
 
-    def _record(self, verb: str, name: str, variables: Sequence[Any], checks: bool = False) -> None:
-        checks = checks or verb in ("gradients", "sum")
-        call = Call(verb, name, variables, self._is_in_branch, checks, self._call_context.has_moved)
-        self.calls.append(call)
 
-    def _draws_of(self, earlier: Gradients | None) -> int:
-        return self._passes if earlier is None else draws_of(earlier)
+def _condition(given: Any) -> tf.Tensor:
+    """Returns a condition as bool []."""
+    try:
+        condition = tf.convert_to_tensor(given)
+    except (TypeError, ValueError):
+        condition = None
+    if condition is None or condition.dtype != tf.bool or condition.shape.rank != 0:
+        raise ConfigError(
+            "update.when: the condition must be a bool scalar, such as update.step % 5 == 0, got "
+            f"{given!r:.80}."
+        )
+    return condition
+
+
+def run_own_step(task: Any, update: Update, batch: Any) -> None:
+    """Runs a task's step.
+
+    Raises:
+      ConfigError: If it misuses a verb, branches on a tensor in Python, or makes variables; names
+        the line.
+    """
+
+    def refuse(create: Callable[..., Any], **arguments: Any) -> Any:
+        raise ConfigError(
+            f"{type(task).__name__}.step must not make variables: it is traced once and runs many "
+            "times. Make them in the task's constructor, under `with strategy.scope():`."
+        )
+
+    classes = {"update": Update, "gradients": Gradients}
+    with explained(task, classes), tf.variable_creator_scope(refuse):
+        task.step(update, batch)

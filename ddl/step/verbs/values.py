@@ -1,7 +1,7 @@
 """Functions of the examples whose mean or sum over the global batch a step computes."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -10,29 +10,6 @@ from ddl.tasks.task import PerExample
 
 OfExamples: TypeAlias = Callable[[dict[str, Any], bool], tf.Tensor]
 """Takes features and `training`, and returns a float tensor [batch, …]."""
-
-
-class Summed(NamedTuple):
-    """The sum of a function of the examples over the global batch.
-
-    Attributes:
-      total: The sum of the values times their weights, float64 […].
-      weight: The sum of the weights, float64 [].
-      dtype: Dtype of the function's values.
-    """
-
-    total: tf.Tensor
-    weight: tf.Tensor
-    dtype: tf.DType
-
-    def mean(self) -> tf.Tensor:
-        """Returns the mean in the dtype of the values; 0 without weight."""
-        return tf.cast(tf.math.divide_no_nan(self.total, self.weight), self.dtype)
-
-    def sum(self) -> tf.Tensor:
-        """Returns the sum in the dtype of the values, or float32 if that has half precision."""
-        half = self.dtype in (tf.float16, tf.bfloat16)
-        return tf.cast(self.total, tf.float32 if half else self.dtype)
 
 
 class Values:
@@ -80,3 +57,21 @@ class Values:
 
     def __hash__(self) -> int:
         return hash(self._function)
+
+
+def mean_of(values: Values, total: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    """Returns the mean of a function's values, in their dtype; 0 without weight.
+
+    Args:
+      values: The function, called before.
+      total: The sum of the values times their weights, float64 [entries].
+      weight: The sum of the weights, float64 [].
+    """
+    mean = tf.math.divide_no_nan(total, weight)
+    return tf.reshape(tf.cast(mean, values.dtype), values.shape)
+
+
+def sum_of(values: Values, total: tf.Tensor) -> tf.Tensor:
+    """Returns the sum in the dtype of the values, or float32 if that has half precision."""
+    half = values.dtype in (tf.float16, tf.bfloat16)
+    return tf.reshape(tf.cast(total, tf.float32 if half else values.dtype), values.shape)

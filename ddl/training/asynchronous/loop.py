@@ -21,11 +21,11 @@ import tensorflow as tf
 from ddl.data.batch import Batch
 from ddl.data.checks import data_errors
 from ddl.data.pipeline import BatchPipeline
-from ddl.step.objective import Objective
+from ddl.step.loss import Loss
 from ddl.step.onednn import in_own_graph_if
 from ddl.step.order_of_sums import fixed_order_of_sums
 from ddl.step.state import TrainingState
-from ddl.step.update import UpdateStep
+from ddl.step.train_step import TrainStep
 from ddl.training.asynchronous.batches import WorkerBatches
 from ddl.training.asynchronous.state import SharedState, count_atomically
 from ddl.training.evaluation import check_some_weight
@@ -44,7 +44,7 @@ class CoordinatedLoop:
       trace_count: Number of traces of the workers' function.
     """
 
-    def __init__(self, update: UpdateStep, state: TrainingState):
+    def __init__(self, update: TrainStep, state: TrainingState):
         """Sends the data arrays to each worker; traces no update.
 
         Args:
@@ -123,9 +123,7 @@ class CoordinatedLoop:
 class CoordinatedEvaluation:
     """The replacement of `Evaluation`: workers share the batches. Eager, on the chief."""
 
-    def __init__(
-        self, objective: Objective, pipeline: BatchPipeline, strategy: tf.distribute.Strategy
-    ):
+    def __init__(self, objective: Loss, pipeline: BatchPipeline, strategy: tf.distribute.Strategy):
         """Sends the data arrays to each worker; traces no evaluation.
 
         Args:
@@ -136,6 +134,7 @@ class CoordinatedEvaluation:
         Raises:
           ConfigError: If workers can neither be sent the data nor read them.
         """
+        objective.form(training=False)  # not while the loop is traced
         self._objective = objective
         self._pipeline = pipeline
         self._strategy = strategy
@@ -169,7 +168,7 @@ class CoordinatedEvaluation:
         self._workers.wait()
         sums = tf.add_n([part.fetch() for part in parts])
         check_some_weight(sums, self._objective)
-        return self._objective.evaluation_metrics.means(sums)
+        return self._objective.form(False).metrics.means(sums)
 
     @tf.function(autograph=False)
     @fixed_order_of_sums()
@@ -198,7 +197,7 @@ class CoordinatedEvaluation:
             own = self._strategy.run(replica_sums, args=(batch,))
             return number + 1, sums + self._strategy.reduce("SUM", own, axis=None)
 
-        initial = (start, self._objective.evaluation_metrics.zeros())
+        initial = (start, self._objective.form(False).metrics.zeros())
         return tf.while_loop(lambda number, sums: number < stop, add_batch, initial)[1]
 
 

@@ -5,21 +5,23 @@ from absl import logging
 
 from ddl.optimizers.fused import updates_rows
 from ddl.step.rows.summing import table_of
-from ddl.step.update import UpdateStep
+from ddl.step.train_step import TrainStep
 
 _LARGE = 2**20
 """Entries of a table from which a dense update takes noticeable time."""
 
 
-def warn_of_dense_updates(update: UpdateStep) -> None:
+def warn_of_dense_updates(update: TrainStep) -> None:
     """Logs for each large table that is read by rows why updates take time for all of its rows.
 
     Args:
       update: The update, with its optimizers built.
     """
-    tables = [one.tables for one in update.plan.objectives]
-    for name, own in update.plan.variables.items():
-        for variable in own:
+    tables = [
+        one.training.tables for one in (*update.plan.losses.values(), *update.plan.means.values())
+    ]
+    for name, own in update.plan.applied.items():
+        for variable in own.variables:
             reads = [table_of(variable, found, update.strategy) for found in tables]
             found = [read for read in reads if read is not None]
             if not found or variable.value.shape.num_elements() < _LARGE:

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from ddl.distribution.path import on_host, on_host_if_placed, path_of
-from ddl.step.update import UpdateStep
+from ddl.step.train_step import TrainStep
 from ddl.training.loop.stop_flag import StopFlag
 
 Carried = dict[str, tf.Tensor]
@@ -27,7 +27,7 @@ _AT_ONCE = 32
 class Repeated:
     """Repeats an update until a count of the state reaches its end. In a graph, cross-replica."""
 
-    def __init__(self, update: UpdateStep, max_skipped_updates: int, stop: StopFlag):
+    def __init__(self, update: TrainStep, max_skipped_updates: int, stop: StopFlag):
         """Keeps the arguments.
 
         Args:

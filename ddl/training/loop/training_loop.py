@@ -12,7 +12,7 @@ from ddl.distribution.workers import Workers
 from ddl.random import batch_counter
 from ddl.step.onednn import in_own_graph_if
 from ddl.step.state import TrainingState
-from ddl.step.update import UpdateStep
+from ddl.step.train_step import TrainStep
 from ddl.training.loop.device_errors import device_errors
 from ddl.training.loop.input_wait import InputWait
 from ddl.training.loop.repeated import Carried, Repeated
@@ -29,7 +29,7 @@ class TrainingLoop:
       input_wait: Seconds that the loop waited for batches; None if that cannot be measured.
     """
 
-    def __init__(self, update: UpdateStep, max_skipped_updates: int, stop: StopFlag):
+    def __init__(self, update: TrainStep, max_skipped_updates: int, stop: StopFlag):
         """Keeps the arguments; traces nothing.
 
         Args:

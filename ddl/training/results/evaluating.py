@@ -50,8 +50,6 @@ class Evaluating(Readings):
                 "The Trainer has no evaluation data. Pass eval_data to its constructor, or data to "
                 "evaluate."
             )
-        if pipeline is not None:
-            parts.rows.check(pipeline, [False])
         with deferring_interrupt(), self.evaluation_weights(averaged=averaged):
             means = run(self._runner.state)
             if pipeline is not None:

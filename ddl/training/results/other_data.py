@@ -14,7 +14,7 @@ from ddl.data.stream import Stream
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError, DataError, check_no_text, check_takes
 from ddl.step.compiled.compiler import Compiler
-from ddl.step.objective import Objective
+from ddl.step.loss import Loss
 from ddl.step.state import TrainingState
 from ddl.training.asynchronous.loop import CoordinatedEvaluation
 from ddl.training.evaluation import Evaluation
@@ -35,7 +35,7 @@ class OtherData:
         task: Any,
         strategy: tf.distribute.Strategy,
         pipeline: Callable[[Any, Source | Stream, bool], BatchPipeline],
-        objective: Callable[[BatchPipeline], Objective],
+        objective: Callable[[BatchPipeline], Loss],
         compiler: Callable[[], Compiler],
         trained_on: dict[str, tf.TensorSpec] | None,
         training: Source | Stream | None,

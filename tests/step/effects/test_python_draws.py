@@ -10,8 +10,8 @@ import tensorflow as tf
 
 import ddl
 from ddl.errors import ConfigError
-from ddl.step.objective import Objective
 from tests.conftest import make_strategy
+from tests.step.probed import probed
 
 PICTURE = [4, 4, 3]
 SPEC = {"x": tf.TensorSpec(PICTURE), "weight": tf.TensorSpec([])}
@@ -53,7 +53,7 @@ def tried(layer, strategy=("one_device", 1)):
     strategy = make_strategy(*strategy)
     with strategy.scope():
         task = Task(layer())
-    return Objective(task, SPEC, 4, strategy)
+    return probed(task, SPEC, 4, strategy)
 
 
 GENERATORS = {

@@ -8,9 +8,9 @@ import tensorflow as tf
 import ddl
 from ddl.checkpoints.contents import handles_in, model_parts
 from ddl.errors import ConfigError
-from ddl.step.objective import Objective
 from ddl.tasks.parts import copies_of, variables_of
 from tests.conftest import make_strategy
+from tests.step.probed import probed
 
 SPEC = {"x": tf.TensorSpec([3], tf.float32), "weight": tf.TensorSpec([], tf.float32)}
 
@@ -118,6 +118,7 @@ def test_a_written_variable_that_no_attribute_leads_to(replicas, kind, name, mak
             task,
             optimizer,
             {"x": np.ones([8, 3], "f4")},
+            eval_data={"x": np.ones([8, 3], "f4")},
             global_batch_size=4,
             strategy=strategy,
         )
@@ -128,7 +129,7 @@ def test_a_variable_made_outside_of_the_scope():
     with strategy.scope():
         task = Task(change)
     with pytest.raises(ConfigError, match="Task.per_example assigns to a variable 'seen:0'"):
-        Objective(task, SPEC, 4, strategy)
+        probed(task, SPEC, 4, strategy)
 
 
 class Module(tf.Module):
@@ -202,7 +203,7 @@ def test_a_loss_may_write_what_a_checkpoint_holds(make, hold, replicas):
     with strategy.scope():
         item, change = make()
         task = Task(change, **HOLDS[hold](item))
-        Objective(task, SPEC, 4, strategy)
+        probed(task, SPEC, 4, strategy)
         held = handles_in(tf.train.Checkpoint(**model_parts(task, ())))
     state = [item] if make is of_variable else variables_of([Module(item)])
     assert state
@@ -233,7 +234,7 @@ def test_a_loss_may_read_a_frozen_model_that_no_attribute_leads_to(tmp_path):
     def change(outputs, training):
         return outputs - tf.stop_gradient(teacher(outputs, training=False) + loaded.serve(outputs))
 
-    Objective(Task(change), SPEC, 4, tf.distribute.get_strategy())
+    probed(Task(change), SPEC, 4, tf.distribute.get_strategy())
 
 
 def test_a_table_is_no_variable():
@@ -243,4 +244,4 @@ def test_a_table_is_no_variable():
         table.insert(tf.range(2, dtype=tf.int64), tf.range(2, dtype=tf.int64))
         return outputs
 
-    Objective(Task(change), SPEC, 4, tf.distribute.get_strategy())
+    probed(Task(change), SPEC, 4, tf.distribute.get_strategy())

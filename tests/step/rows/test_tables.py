@@ -152,14 +152,14 @@ def test_rows_add_up_in_the_variables_of_several_gpus():
 def test_a_small_table_has_dense_sums_over_microbatches():
     """All microbatches together look up more rows than the table has."""
     made = trainer(("one_device", 1), accumulation_steps=2)
-    (objective,) = made._parts.update.plan.objectives
+    (objective,) = made._parts.update.plan.losses.values()
     gradient = made._parts.update.gradient
     tables = made.model.trainable_variables
-    lookups = [table.lookups for table in objective.tables.values()]
+    lookups = [table.lookups for table in objective.training.tables.values()]
     assert sorted(lookups) == [1, 5]
     for batch, expected in ((16, 2), (ROWS // 5 + 1, 1), (2 * ROWS, 0)):
         form = ddl.step.rows.summing.gradient_sums(
-            tables, objective.tables, batch, gradient.strategy
+            tables, objective.training.tables, batch, gradient.strategy
         )
         assert sum(form.by_rows) == expected
 

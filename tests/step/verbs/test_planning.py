@@ -12,7 +12,7 @@ from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError
 from ddl.optimizers.plateau import ReduceOnPlateau, plateaus_of
 from ddl.precision import set_precision
-from ddl.training import step_plan
+from ddl.training import assembly
 from tests.conftest import make_strategy
 from tests.step.verbs.own_steps import build, data, perceptron, two_optimizers
 
@@ -446,8 +446,6 @@ def test_a_condition_that_is_false_while_planning(of):
     rule = ddl.ExponentialMovingAverage(0.5, warm_up=False)
     trained = trainer(step, make=make, weight_average=rule)
     update = trained._parts.update
-    assert update.plan.changes == 3
-    assert update.plan.keeps_values
     expected = [v.numpy() for v in update.averages.variables]
     for _ in range(3):
         trained.train(1)
@@ -456,25 +454,6 @@ def test_a_condition_that_is_false_while_planning(of):
     assert trained.task.changes.numpy() == {"step": 2, "sum": 3}[of]
     for average, own in zip(update.averages.variables, expected, strict=True):
         np.testing.assert_allclose(average.numpy(), own, rtol=0, atol=1e-12)
-
-
-def test_other_calls_than_when_the_trainer_was_made():
-    def step(task, update, batch):
-        minimize(task, update, batch)
-        if task.traces:
-            update.average(task.slow, of=task.model, decay=0.5)
-        task.traces.append(1)
-
-    def make(step):
-        task = Task(step, traces=[])
-        task.slow = keras.models.clone_model(task.model)
-        task.slow.trainable = False
-        return task
-
-    made = trainer(step, make=make)
-    made.task.traces.append(1)
-    with pytest.raises(ConfigError, match="call 3 is average, but was missing.*same calls in each"):
-        made.trace()
 
 
 @pytest.mark.parametrize("way", ["sum", "each", "microbatches"])
@@ -561,7 +540,7 @@ def test_a_frozen_layer_may_stay():
 def test_parameter_servers_have_no_global_batch(monkeypatch):
     strategy = make_strategy("one_device", 1)
     asynchronous = dataclasses.replace(traits_of(strategy), asynchronous=True)
-    monkeypatch.setattr(step_plan, "traits_of", lambda _: asynchronous)
+    monkeypatch.setattr(assembly, "traits_of", lambda _: asynchronous)
     refused("--strategy=parameter_server cannot run", minimize, strategy=strategy)
 
 

@@ -11,7 +11,6 @@ import tensorflow as tf
 import ddl
 from ddl.errors import ConfigError
 from ddl.precision import set_precision
-from ddl.run.summary import notes
 from tests.conftest import make_strategy
 from tests.step.verbs.own_steps import (
     build,
@@ -160,7 +159,6 @@ def test_a_loss_within_moved_alone_has_a_figure():
 
     trainer = build("Gan", make_strategy("one_device", 1), change=change)
     assert set(trainer.train(1)) == {"loss/real_or_fake", "found", "loss/fools"}
-    assert trainer._parts.update.plan.only_moved == {"fools"}
 
 
 def test_each_optimizer_has_a_limit_of_its_own():
@@ -453,8 +451,7 @@ def test_a_skipped_update_restores_what_the_step_assigns(kind):
     trainer.state = state._replace(skipped_in_a_row=tf.zeros([], tf.int64))
     trainer.train(1)
     update = trainer._parts.update
-    assert update.plan.keeps_values == (kind != "frozen")
-    weights = [*(v.value for v in update.plan.trained), *update.statistics.floating]
+    weights = [*(v.value for v in update.plan.trained), *update.moving.floating]
     for average, weight in zip(update.averages.variables, weights, strict=True):
         np.testing.assert_allclose(average.numpy(), weight.numpy(), rtol=1e-6)
 
@@ -565,24 +562,3 @@ def test_a_step_without_a_loss_scale_neither_checks_nor_copies():
     assert not [op for op in plain_ops if op in ("IsFinite", "If", "StatelessIf")][1:]
     scaled = operations("mixed_float16", loss_scale=ddl.LossScale())
     assert [op for op in scaled if op == "If"]
-
-
-def test_gradients_before_all_changes_need_no_copies():
-    trainer = build("Sam", make_strategy("one_device", 1))
-    assert not trainer._parts.update.plan.keeps_values
-    for name in ("Gan", "Critic"):
-        assert build(name, make_strategy("one_device", 1))._parts.update.plan.keeps_values
-    assert not build("Byol", make_strategy("one_device", 1))._parts.update.plan.keeps_values
-
-
-def test_the_summary_states_the_memory_of_the_copies():
-    """As `--dry_run` prints it: weights and slots of both networks, own variables."""
-    strategy = make_strategy("one_device", 1)
-    trainer = build("Gan", strategy, precision="mixed_float16", loss_scale=ddl.LossScale())
-    plan = trainer._parts.update.plan
-    kept = {id(v): v for v in plan.to_restore(trainer.optimizer)}
-    assert len(kept) > 2 * len(plan.trained)
-    size = sum(v.dtype.size * v.shape.num_elements() for v in kept.values()) / 1e6
-    (note,) = [note for note in notes(trainer) if "keeps a copy" in note]
-    assert f"keeps a copy of {size:,.3g} MB on each replica" in note
-    assert not [note for note in notes(build("Gan", strategy)) if "keeps a copy" in note]

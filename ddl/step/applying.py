@@ -5,7 +5,7 @@ updates the variables of its group.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -14,30 +14,57 @@ from ddl.optimizers.checks import refusing_reductions
 from ddl.optimizers.fused import by_kernels
 from ddl.step import gradients as gradient_path
 from ddl.step.compiled.compiler import Compiler
-from ddl.step.compiled.deferred import Deferred
 from ddl.step.gradients import Gradient
-from ddl.step.sharding import InShares, Sharding
+from ddl.step.sharding import Sharding
 from ddl.step.sharding.applying import apply_to_shares
-from ddl.step.verbs.parts import OptimizerPart, unless_frozen
+from ddl.step.verbs.gradients import Gradients
+
+
+class OptimizerPart(NamedTuple):
+    """The part of a gradient that an optimizer updates.
+
+    Attributes:
+      optimizer: The optimizer.
+      places: Places of its variables in the gradient.
+      frozen_until: First step at which it updates its variables.
+    """
+
+    optimizer: keras.optimizers.Optimizer
+    places: Sequence[int]
+    frozen_until: int = 0
+
+    def unless_frozen(self, step: tf.Tensor, update: Callable[[], Any]) -> None:
+        """Calls a function that updates variables, unless frozen. Cross-replica context.
+
+        Args:
+          step: Number of updates made before this one, int64 [].
+          update: The function.
+        """
+        if not self.frozen_until:
+            update()
+            return
+
+        def updated() -> tf.Tensor:
+            update()
+            return tf.constant(True)
+
+        tf.cond(step >= self.frozen_until, updated, lambda: tf.constant(False))
 
 
 def apply(
     strategy: tf.distribute.Strategy,
-    gradients: list[Any] | Deferred | InShares,
-    variables: Sequence[keras.Variable],
+    gradients: Gradients,
     parts: Sequence[OptimizerPart],
     clip: float | None,
     step: tf.Tensor,
     compiler: Compiler,
-    sharding: Sharding | None = None,
+    sharding: Sharding | None,
 ) -> tf.Tensor:
     """Applies a gradient. Cross-replica context, in a graph.
 
     Args:
       strategy: The strategy.
-      gradients: One reduced, unscaled value per variable, or values to multiply; with `sharding`
-        also in shares.
-      variables: The variables.
+      gradients: The gradient.
       parts: The optimizers and what each updates.
       clip: The largest global norm, or None.
       step: Number of updates made before this one, int64 [].
@@ -48,27 +75,14 @@ def apply(
       The global norm before clipping, float64 []; 0 without a limit of the norm. Frozen parts do
       not count in it.
     """
+    variables = gradients.variables
+    values, factor = gradients.to_apply
     if sharding is not None:
-        return apply_to_shares(sharding, gradients, variables, parts, clip, step, compiler)
-    assert not isinstance(gradients, InShares)
-    return _apply_whole(strategy, gradients, variables, parts, clip, step, compiler)
+        return apply_to_shares(*(sharding, values, factor, variables, parts, clip, step, compiler))
 
-
-def _apply_whole(
-    strategy: tf.distribute.Strategy,
-    gradients: list[Any] | Deferred,
-    variables: Sequence[keras.Variable],
-    parts: Sequence[OptimizerPart],
-    clip: float | None,
-    step: tf.Tensor,
-    compiler: Compiler,
-) -> tf.Tensor:
-    """Applies a gradient to whole slots; returns the norm that `apply` returns."""
-    values = gradients.values if isinstance(gradients, Deferred) else gradients
-
-    def clipped(own: list[Gradient]) -> tuple[list[Gradient], tf.Tensor]:
-        if isinstance(gradients, Deferred):
-            own = gradient_path.multiply(own, gradients.factor())
+    def clipped(own: list[Gradient], factor: tf.Tensor | None) -> tuple[Any, tf.Tensor]:
+        if factor is not None:
+            own = gradient_path.multiply(own, factor)
         own = gradient_path.add_regularization(own, variables)
         norm = tf.zeros([], tf.float64)
         if clip is not None:
@@ -82,28 +96,28 @@ def _apply_whole(
         # Not `apply`: a user's optimizer may override either, and `apply_gradients` calls `apply`.
         part.optimizer.apply_gradients(pairs)
 
-    def clipped_and_applied(own: list[Gradient]) -> tf.Tensor:
-        own, norm = clipped(own)
+    def clipped_and_applied(own: list[Gradient], factor: tf.Tensor | None) -> tf.Tensor:
+        own, norm = clipped(own, factor)
         for part in parts:
             update(part, own)
         return norm
 
     optimizers = [part.optimizer for part in parts]
 
-    def run(function: Callable[[list[Gradient]], Any], own: Any) -> Any:
+    def run(function: Callable[..., Any], *args: Any) -> Any:
         return strategy.run(
-            lambda own: compiler.of_update(lambda: function(own), variables, optimizers),
-            args=(own,),
+            lambda *own: compiler.of_update(lambda: function(*own), variables, optimizers),
+            args=args,
         )
 
     # `with_each_row_once` has merged the rows.
     with refusing_reductions(strategy), by_kernels(optimizers):
         if any(part.frozen_until for part in parts):
-            limited, norms = run(clipped, values)
+            limited, norms = run(clipped, values, factor)
             for part in parts:
-                unless_frozen(part, step, lambda p=part: run(lambda own: update(p, own), limited))
+                part.unless_frozen(step, lambda p=part: run(lambda own: update(p, own), limited))
         else:
-            norms = run(clipped_and_applied, values)
+            norms = run(clipped_and_applied, values, factor)
     return strategy.experimental_local_results(norms)[0]
 
 

@@ -30,31 +30,21 @@ _CALLS = {
 }
 
 
-class Repetition:
-    """An observer of a trace (`ddl.step.observing`) that warns of such operations, once each."""
-
-    def __init__(self) -> None:
-        """Has warned of nothing yet."""
-        self._told: set[str] = set()
-
-    def __call__(self, event: str, **_: Any) -> None:
-        """Takes an event."""
-        if event != "applied":
-            return
-        for kind in set(_kinds(tf.compat.v1.get_default_graph())) - self._told:
-            self._told.add(kind)
-            mended = "Bincount" not in kind
-            if mended and is_op_determinism_enabled():
-                continue
-            logging.warning(
-                "The update computes %s (%s), which adds in varying order: a repeated or resumed "
-                "run agrees up to rounding, not bit for bit. %s",
-                _VARY[kind][1],
-                kind,
-                "--deterministic_ops mends it."
-                if mended
-                else "--deterministic_ops does not mend it; sum rows of tf.one_hot instead.",
-            )
+def warn_of_unordered_sums(graph: tf.Graph) -> None:
+    """Logs the operations of a traced update whose bits a repeated run may not repeat."""
+    for kind in sorted(set(_kinds(graph))):
+        mended = "Bincount" not in kind
+        if mended and is_op_determinism_enabled():
+            continue
+        logging.warning(
+            "The update computes %s (%s), which adds in varying order: a repeated or resumed run "
+            "agrees up to rounding, not bit for bit. %s",
+            _VARY[kind][1],
+            kind,
+            "--deterministic_ops mends it."
+            if mended
+            else "--deterministic_ops does not mend it; sum rows of tf.one_hot instead.",
+        )
 
 
 def _kinds(graph: Any) -> Iterator[str]:

@@ -1,1 +1,0 @@
-"""Observers of the trace of an update."""
