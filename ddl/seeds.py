@@ -2,16 +2,11 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 
 PHILOX = tf.random.Algorithm.PHILOX.value
-
-_REPEATED = 7283164905
-"""A seed that nobody else is likely to set, so that no kernel is shared with other draws."""
 
 
 def hashed(*identity: int | str | None) -> int:
@@ -25,22 +20,6 @@ def counter_at(counter: tf.Tensor, place: tf.Tensor | int) -> tf.Tensor:
     if isinstance(place, int):
         return counter + tf.constant([place, 0], tf.uint64) if place else counter
     return counter + tf.cast(tf.stack([place, tf.zeros_like(place)]), tf.uint64)
-
-
-@contextmanager
-def repeating_draws() -> Iterator[None]:
-    """Makes eager draws of `tf.random` the same in each `with` block; leaves its seed as it was.
-
-    Within a `tf.function`, whose kernels keep their states, draws go on. The attributes are private
-    to TensorFlow; tests/training/checks/test_row_independence.py guards them.
-    """
-    of_process = context.context()
-    seed, generator = of_process._seed, getattr(of_process, "_rng", None)
-    tf.random.set_seed(_REPEATED)
-    try:
-        yield
-    finally:
-        of_process._seed, of_process._rng = seed, generator
 
 
 def drawn_by_state(operations: Iterable[tf.Operation]) -> str | None:

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl import logging
-from ddl.devices.path import GPU, taking
 
 import ddl
 from ddl.data import Source
 from ddl.data.checks import data_errors
+from ddl.distribution.path import GPU, taking
 from ddl.errors import ConfigError, DataError
 from ddl.models import bert, gpt, mlp, table_mlp, unet
 from ddl.tasks.classification import cross_entropy

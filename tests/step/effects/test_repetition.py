@@ -4,9 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from ddl.step.monitoring import repetition
 
 import ddl
+from ddl.step.effects import repetition
 
 DATA = {"image": np.ones([16, 6, 6, 1], "f4"), "label": np.arange(16) % 3}
 
