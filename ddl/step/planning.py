@@ -154,7 +154,7 @@ def plan_own(
 
     Args:
       task: A task with a `step`.
-      groups: The Trainer's optimizers (`ddl.optimizers.named.groups_by_name`).
+      groups: The Trainer's optimizers (`ddl.optimizers.groups.groups_by_name`).
       loss_of: Probes a loss.
       strategy: The strategy.
       pipelines: The pipeline of each source, by its name.

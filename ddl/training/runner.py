@@ -123,7 +123,7 @@ class LoopRunner:
             wait.restart()  # the speed leaves this loop out, too
         check_state_finite(self.state, self._update, self._max_skipped_updates)
         if is_first:
-            check_same_on_replicas(self._update.plan.task, self._update.strategy)
+            check_same_on_replicas(self._update.task, self._update.strategy)
 
     def trace(self) -> None:
         """Traces the loop without running it."""

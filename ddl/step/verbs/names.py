@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddl.errors import ConfigError, check_takes, did_you_mean
-from ddl.optimizers.named import ONLY
+from ddl.optimizers.groups import ONLY
 
 
 def name_of_loss(task: Any, loss: Any, name: str | None) -> str:
