@@ -4,6 +4,7 @@ Parameter groups share one gradient: penalties and clipping see all of it, and e
 updates the variables of its group.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -115,7 +116,9 @@ def apply(
         if any(part.frozen_until for part in parts):
             limited, norms = run(clipped, values, factor)
             for part in parts:
-                part.unless_frozen(step, lambda p=part: run(lambda own: update(p, own), limited))
+                part.unless_frozen(
+                    step, functools.partial(run, functools.partial(update, part), limited)
+                )
         else:
             norms = run(clipped_and_applied, values, factor)
     return strategy.experimental_local_results(norms)[0]

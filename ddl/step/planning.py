@@ -45,11 +45,11 @@ class Applied(NamedTuple):
 
     Attributes:
       variables: The variables, each once.
-      count: Number of updates in a step; None if it depends on a tensor.
+      times: Number of updates in a step; None if it depends on a tensor.
     """
 
     variables: list[keras.Variable]
-    count: int | None
+    times: int | None
 
 
 class Plan(NamedTuple):
@@ -190,7 +190,7 @@ class _Rehearsal:
         self.statistics: Sequence[tf.Variable] = ()
         self.strategy = strategy
         self.writes = False
-        self.seed: int | None = 0
+        self.seed = 0
         self.losses: dict[str, Loss] = {}
         self.means: dict[str, Loss] = {}
         self.applies: list[tuple[str, Sequence[keras.Variable], bool]] = []

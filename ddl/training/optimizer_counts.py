@@ -21,7 +21,7 @@ def check(update: TrainStep, step: int) -> None:
       ConfigError: If an optimizer has made another number of updates.
     """
     for name, optimizer in update.optimizers.items():
-        if (applies := update.plan.applied[name].count) is not None:
+        if (applies := update.plan.applied[name].times) is not None:
             check_counts(optimizer, max(step - update.plan.frozen_until(name), 0) * applies)
 
 
@@ -52,7 +52,7 @@ def learning_rates(update: TrainStep, step: int) -> dict[str, float]:
     rates = {}
     for name, optimizer in update.optimizers.items():
         frozen_until = update.plan.frozen_until(name)
-        in_step = update.plan.applied[name].count == 1
+        in_step = update.plan.applied[name].times == 1
         made = step - frozen_until if in_step else int(optimizer.iterations.numpy())
         is_frozen = bool(frozen_until) and step <= frozen_until
         rate = 0.0 if is_frozen else learning_rate_at(optimizer, max(made - 1, 0))

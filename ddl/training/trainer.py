@@ -157,7 +157,7 @@ class Trainer(Evaluating):
         """Names of the figures that `train` returns: "loss", or "loss/NAME" of each; metrics."""
         self.eval_metric_names = parts.eval_metric_names
         """Names of the metrics that `evaluate` returns, "loss" first; () if the task has none."""
-        self.updates_per_step = {name: one.count for name, one in parts.update.plan.applied.items()}
+        self.updates_per_step = {name: one.times for name, one in parts.update.plan.applied.items()}
         """Updates of each optimizer in a step, by its name; None if that depends on a tensor."""
         self.sharding = parts.update.sharding
         """The shares of the optimizers' slots; None if each replica holds whole slots."""

@@ -22,11 +22,11 @@ class StepDraws:
     A draw of a step belongs to no row, so all replicas share it.
     """
 
-    def __init__(self, seed: int | None, counter: tf.Tensor):
+    def __init__(self, seed: int, counter: tf.Tensor):
         """Keeps the arguments.
 
         Args:
-          seed: Seed of the trainer; None in a planning trace.
+          seed: Seed of the trainer.
           counter: `ddl.random.batch_counter` of the global batch.
         """
         self._first = Microbatch(

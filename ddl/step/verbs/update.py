@@ -33,12 +33,29 @@ from ddl.tasks.task import LossFunction
 class Engine(Protocol):
     """What computes for the verbs: a `TrainStep`, or a rehearsal that computes nothing."""
 
-    task: Any
-    optimizer_names: Sequence[str]
-    strategy: tf.distribute.Strategy
-    seed: int | None
-    writes: bool
-    statistics: Sequence[tf.Variable]
+    @property
+    def task(self) -> Any:
+        """The task."""
+
+    @property
+    def optimizer_names(self) -> Sequence[str]:
+        """The names of the optimizers that a step can use."""
+
+    @property
+    def strategy(self) -> tf.distribute.Strategy:
+        """The strategy."""
+
+    @property
+    def seed(self) -> int:
+        """Seed of the step's own random draws."""
+
+    @property
+    def writes(self) -> bool:
+        """Whether verbs write variables."""
+
+    @property
+    def statistics(self) -> Sequence[tf.Variable]:
+        """Variables that a forward pass changes."""
 
     def loss(self, function: LossFunction, name: str, source: str, is_mean: bool) -> Loss:
         """Returns the loss of a name, which is computed of a source's batches."""
@@ -316,6 +333,7 @@ class Update(Guarded):
         name = name_of_loss(self._engine.task, values, name)
         loss = self._engine.loss(values, name, batch.source, is_mean=True)
         total, weight = self._engine.sums(loss, batch, self._state, draws)
+        assert isinstance(loss.function, Values)
         return loss.function, total, weight
 
     def apply(self, gradients: Gradients, optimizer: str | None = None) -> None:
