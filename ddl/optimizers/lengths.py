@@ -6,7 +6,7 @@ STEPS_PER_EPOCH and TOTAL_STEPS, which the run sets once the data are loaded.
 
 import math
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import overload
 
 from ddl.errors import ConfigError
 
@@ -15,7 +15,9 @@ from ddl.errors import ConfigError
 def epochs_to_steps(epochs: float, steps_per_epoch: int | None) -> int: ...
 @overload
 def epochs_to_steps(epochs: Sequence[float], steps_per_epoch: int | None) -> list[int]: ...
-def epochs_to_steps(epochs: Any, steps_per_epoch: int | None) -> Any:
+def epochs_to_steps(
+    epochs: float | Sequence[float], steps_per_epoch: int | None
+) -> int | list[int]:
     """Converts epochs, one number or several, to updates; fractions round up to whole batches.
 
     Any number of epochs above 0 is at least one update.

@@ -32,7 +32,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from ddl import draws
+from ddl import draws, microbatch
 from ddl.data.checks import data_errors
 from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.traits import traits_of
@@ -320,8 +320,9 @@ class Probes:
                 held_moments=HeldMoments(),
                 gathering=HeldRows(),
                 pairing=HeldPartners(),
+                drawn={},
             )
-            with current.forward():
+            with tf.variable_creator_scope(_made_outside), current.forward():
                 loss.function(dict(features), training)
 
         layers = layers_of(self._task)
@@ -552,6 +553,12 @@ def _has_static_shapes(graph: Any) -> bool:
             return False
         waiting += [graph._get_function(name).graph for name in graph._functions]
     return True
+
+
+def _made_outside(create: Callable[..., Any], **arguments: Any) -> Any:
+    """Makes a variable outside of the pass: initial weights do not depend on rows."""
+    with microbatch.none():
+        return create(**arguments)
 
 
 def _refusing(loss: Loss) -> Callable[..., Any]:

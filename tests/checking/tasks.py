@@ -135,7 +135,7 @@ def a_loss_across_examples(strategy):
     return trained(strategy, Centred())
 
 
-@planted("train figure", "number of devices")
+@refused
 def a_division_by_the_rows(strategy):
     class Divided(Tiny):
         def changed(self, loss):
@@ -145,13 +145,12 @@ def a_division_by_the_rows(strategy):
 
 
 @planted("train figure", "number of devices")
-def a_second_all_reduce(strategy):
-    class Reduced(Tiny):
+def a_factor_of_the_replicas(strategy):
+    class Multiplied(Tiny):
         def changed(self, loss):
-            replica = tf.distribute.get_replica_context()
-            return loss / loss.shape[0] + replica.all_reduce("SUM", 0 * loss)
+            return loss * tf.distribute.get_replica_context().num_replicas_in_sync
 
-    return trained(strategy, Reduced())
+    return trained(strategy, Multiplied())
 
 
 @planted("train figure", "across examples")
@@ -198,7 +197,7 @@ def a_clip_in_a_custom_gradient(strategy):
     return trained(strategy, Clipping())
 
 
-@planted("weight", "padding")
+@refused
 def an_activity_regularizer(strategy):
     return trained(strategy, Tiny(activity_regularizer=keras.regularizers.L2(0.1)))
 
@@ -215,7 +214,7 @@ class Largest(layers.Layer):
         return x
 
 
-@planted("layer's variable", "state of a device")
+@planted("error", "error")
 def a_variable_of_each_device(strategy):
     return trained(strategy, Tiny(Largest()))
 

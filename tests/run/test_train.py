@@ -208,7 +208,7 @@ def test_train_mode_does_not_evaluate(tmp_path):
 def test_a_run_resumes_with_layers_computed_again_and_without(tmp_path):
     plan = ("PRECISION = 'float64'", "EVAL_EVERY = None")
     run(tmp_path / "whole", *plan, **DIGITS_MLP)
-    remat = ("Trainer.remat = @Remat()", "Remat.layers = 'hidden*'", "Remat.together = 2")
+    remat = ("Trainer.remat = @Remat()", "Remat.layers = 'hidden*'")
     run(tmp_path / "run", *plan, *remat, "TRAIN_STEPS = 20", **DIGITS_MLP)
     run(tmp_path / "run", *plan, **DIGITS_MLP)
     ours, expected = tensors(tmp_path / "run"), tensors(tmp_path / "whole")
