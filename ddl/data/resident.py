@@ -116,7 +116,10 @@ def _unpacked(rows: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
     if spec.dtype.name in _WIDENED:
         return tf.cast(rows, spec.dtype)
     values = tf.reshape(tf.bitcast(rows, spec.dtype), [rows.shape[0], -1])
-    return tf.reshape(values[:, : spec.shape.num_elements()], [rows.shape[0], *spec.shape])
+    size = spec.shape.num_elements()
+    if values.shape[1] != size:  # the last word is not full
+        values = values[:, :size]
+    return tf.reshape(values, [rows.shape[0], *spec.shape])
 
 
 def on_each_replica(strategy: tf.distribute.Strategy, values: Any) -> Any:

@@ -364,7 +364,7 @@ def accuracy(labels: tf.Tensor, logits: tf.Tensor, loss: tf.Tensor | None = None
     is_right = tf.equal(tf.argmax(logits, axis=-1), tf.cast(labels, tf.int64))
     is_nan = tf.math.is_nan(logits if loss is None else loss)
     is_nan = is_nan if loss is not None else tf.reduce_any(is_nan, axis=-1)
-    return tf.cast(is_right & ~is_nan, tf.float32)
+    return tf.where(is_nan, tf.zeros([]), tf.cast(is_right, tf.float32))
 
 
 def top_k_accuracy(labels: tf.Tensor, logits: tf.Tensor, k: int) -> tf.Tensor:
