@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 import tensorflow as tf
 
 from ddl.choices import BatchMoments, JitCompile
-from ddl.distribution.communication import Communication
+from ddl.distribution.communication import Communication, number_collectives
 from ddl.metrics import OfAllOutputs
 from ddl.optimizers.groups import Optimizers, from_keras_name
 from ddl.precision import LossScale
@@ -129,6 +129,7 @@ class Trainer(Evaluating):
         task = cast(Task, task)
         check_strategy(strategy)
         self.strategy = strategy or tf.distribute.get_strategy()
+        number_collectives(self.strategy)
         self.task: Any = task  # whose own attributes a type checker does not know
         self.model = getattr(task, "model", None)
         """The task's `model`; None if it keeps its models in other attributes."""
