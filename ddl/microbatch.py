@@ -148,7 +148,7 @@ class Microbatch:
         (`ddl.tasks.gather`).
       has_gathered: Whether this pass has called `ddl.gather`.
       pairing: How layers that mix examples get the partners of rows; None: from the rows
-        (`ddl.layers.transforms.mixing`).
+        (`ddl.layers.images`).
       remat: The parts of the models that the backward pass computes again (`ddl.step.remat`), or
         None.
       repeats: Whether this is a second computation, in the backward pass.

@@ -31,8 +31,6 @@ class DevicePath:
       subtracts_at_once: Whether one kernel subtracts from rows of a table. On CPUs that kernel is
         slower than three that read the rows, subtract, and write them. With parameter servers it
         must be one, since workers do not wait for each other between a read and a write.
-      fuses_normalization: Whether batch normalization is TensorFlow's fused operation, which rounds
-        otherwise than Keras's operations.
       has_float64_losses: Whether TensorFlow's sparse cross-entropy has a kernel for float64.
       compiles: Whether `--jit_compile=auto` compiles by XLA: few kernels instead of many, each of
         which costs time to start on a GPU.
@@ -45,7 +43,6 @@ class DevicePath:
     rewrites_pooling: bool = False
     packs_tensors: bool = False
     subtracts_at_once: bool = False
-    fuses_normalization: bool = False
     has_float64_losses: bool = True
     compiles: bool = False
     can_compile: bool = True
@@ -57,7 +54,6 @@ GPU = DevicePath(
     packs_int32=True,
     packs_tensors=True,
     subtracts_at_once=True,
-    fuses_normalization=True,
     has_float64_losses=False,
     compiles=True,
 )
@@ -77,8 +73,7 @@ def path_of(strategy: tf.distribute.Strategy | None = None) -> DevicePath:
     """
     strategy = strategy or tf.distribute.get_strategy()
     path = path_for(replica_devices(strategy))
-    # Private to TensorFlow. The public property cluster_resolver is None with parameter servers;
-    # tests/training/test_split_tables.py loses updates without this.
+    # Private to TensorFlow. The public property cluster_resolver is None with parameter servers.
     if not strategy._should_use_with_coordinator:
         return path
     # Variables that lie on several servers cannot be packed for a single operation.

@@ -11,7 +11,7 @@ from absl import logging
 
 from ddl.distribution.path import path_of
 from ddl.errors import ConfigError, DataError
-from ddl.layers.transforms.mixing import Mixed
+from ddl.layers.images import Mixed
 from ddl.metrics.keras_metric import KerasMetric
 from ddl.metrics.means import MeanByClass
 from ddl.tasks import checks

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from ddl import microbatch
 from ddl.errors import ConfigError
-from ddl.layers.replica_gather import gather_over_replicas
+from ddl.layers.across_replicas import gather_over_replicas
 from ddl.microbatch import Microbatch
 
 

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from ddl.errors import ConfigError, DataError
-from ddl.layers.transforms.token_masking import TokenMasking
+from ddl.layers.tokens import TokenMasking
 from ddl.metrics.means import Perplexity
 from ddl.tasks.checks import arrays_of, check_label, check_range, output_shape
 from ddl.tasks.classification import Classification
