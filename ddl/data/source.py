@@ -318,7 +318,7 @@ class Source:
         self._decode = tf.function(example, autograph=False).get_concrete_function(
             self.row_spec, tf.TensorSpec([2], tf.int64)
         )
-        if drawn := drawn_by_state(self._decode.graph.get_operations()):
+        if drawn := drawn_by_state(self._decode.graph):
             raise DataError(
                 f"{definition_of(decode)} draws random numbers by {drawn}, which a resumed run "
                 "would draw differently. Pass the seed to tf.random.stateless_uniform or the like."
