@@ -111,10 +111,8 @@ class ClusterProcess:
         return bool(written)
 
     def _print(self, lines: Sequence[bytes]) -> None:
-        shown = dropping(sys.stderr)
-        for line in lines:
-            shown.write(f"[{self.task}] {line.decode(errors='replace')}\n")
-        shown.flush()
+        text = "".join(f"[{self.task}] {line.decode(errors='replace')}\n" for line in lines)
+        print(text, end="", file=dropping(sys.stderr), flush=True)
 
     def describe_exit(self) -> str:
         """Describes the end for a message: 'ended with status 3', 'was killed by SIGKILL'."""

@@ -16,6 +16,15 @@ from tests.gpu.placement import on_host
 ROWS = 16
 MOST = ROWS - 1  # elements of a tensor in host memory
 
+LAYERS = [
+    keras.layers.Dropout(0.3),
+    keras.layers.SpatialDropout1D(0.3),
+    keras.layers.GaussianNoise(0.1),
+    keras.layers.GaussianDropout(0.3),
+    keras.layers.AlphaDropout(0.3),
+]
+PRECISIONS = ["float32", "mixed_float16", "float64"]
+
 
 @pytest.fixture(autouse=True)
 def _on_gpu():
@@ -40,12 +49,13 @@ def left_to_host(function, *arguments):
     return on_host(traced.get_concrete_function(*arguments).graph, MOST)
 
 
-@pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
-def test_dropout(precision):
-    set_precision(precision)
-    layer = keras.layers.Dropout(0.4)
-    inputs = tf.ones([ROWS, 5, 4], layer.compute_dtype)
-    assert not left_to_host(lambda x: layer(x, training=True), inputs)
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: type(layer).__name__)
+def test_layers_that_draw(layer):
+    for precision in PRECISIONS:
+        set_precision(precision)
+        layer = type(layer).from_config(layer.get_config() | {"dtype": precision})
+        inputs = tf.ones([ROWS, 3, 4], layer.compute_dtype)
+        assert not left_to_host(lambda x, layer=layer: layer(x, training=True), inputs), precision
 
 
 @pytest.mark.parametrize(
@@ -86,7 +96,7 @@ def test_models_and_classification(build, precision):
     assert not left_to_host(loss, images, tf.zeros([ROWS], tf.int64))
 
 
-@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
 def test_other_labels_and_evaluation(precision):
     set_precision(precision)
     images = tf.zeros([ROWS, 8, 8, 1], tf.uint8)
