@@ -11,7 +11,7 @@ from ddl.checkpoints.retention import Retention
 from ddl.checkpoints.warm_start import WarmStart
 from ddl.choices import LARGEST_STEP, check_positive
 from ddl.errors import ConfigError, check_choice
-from ddl.optimizers.lengths import epochs_to_steps
+from ddl.optimizers.schedules import epochs_to_steps
 from ddl.run.trackers.tracker import Tracker, checked_trackers
 
 

@@ -1,4 +1,4 @@
-from ddl.optimizers.lengths import epochs_to_steps, steps_after_warmup, warmup_steps
+from ddl.optimizers.schedules import epochs_to_steps, steps_after_warmup, warmup_steps
 
 
 def test_epochs():
