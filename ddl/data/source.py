@@ -290,11 +290,6 @@ class Source:
                     f"A source needs __len__ and __getitem__ (or __getitems__), but {self.name} "
                     f"has no {needed}. Pass a generator or a pipeline to ddl.data.stream."
                 )
-        if hasattr(self.items, "columns") and hasattr(self.items, "to_numpy"):
-            raise DataError(
-                f"A {self.name} is indexed by columns. Pass its columns as arrays: "
-                "{name: frame[name].to_numpy() for name in frame}."
-            )
 
     def _first(self) -> dict[str, np.ndarray]:
         if self._read_rows is not None:

@@ -6,7 +6,6 @@ named train-00000-of-01024 and validation-00000-of-00128. They hold tf.train.Exa
 """
 
 import fcntl
-import functools
 import glob
 import os
 import tempfile
@@ -22,7 +21,7 @@ from absl import logging
 from ddl.data.combine import subset
 from ddl.data.readers.packaged import SPLITS, Split, digits, generator
 from ddl.data.readers.records import tf_records
-from ddl.data.source import Arrays, Decode, Example, Source
+from ddl.data.source import Arrays, Source
 from ddl.errors import ConfigError, DataError, check_choice
 
 _ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
@@ -176,10 +175,6 @@ def images(
     check_choice("images.name", name, get_args(ImagesName))
     check_choice("images.split", split, SPLITS)
     shape = tuple(image_shape)
-    if min(num_classes, *shape) < 1:
-        raise ConfigError(f"images needs sizes of at least 1, got {shape} and {num_classes}.")
-    if data_dir is not None and name not in ("imagenet", "synthetic"):
-        raise ConfigError(f"images.data_dir is for ImageNet's records alone, got {name!r} too.")
     if name == "imagenet":
         if num_classes != 1000 or one_hot:
             raise ConfigError("imagenet has 1,000 classes, and takes no one_hot.")
@@ -216,11 +211,7 @@ def _synthetic(
 
 
 def image_folder(
-    directory: str | os.PathLike[str],
-    size: Sequence[int],
-    *,
-    channels: int = 3,
-    decode: Decode | None = None,
+    directory: str | os.PathLike[str], size: Sequence[int], *, channels: int = 3
 ) -> Source:
     """Reads labelled images from one folder for each class: train/cat/1.jpg, train/dog/7.png.
 
@@ -236,32 +227,22 @@ def image_folder(
       directory: Folder that holds a folder for each class.
       size: Height and width of the images.
       channels: 1 for gray (JPEG and PNG alone), 3 for RGB, 4 for RGBA (PNG and BMP alone).
-      decode: Makes an example of {"image": uint8 [height, width, channels], "label": int64 []} and
-        a seed, as in `Source`.
 
     Returns:
-      Features "image" and "label", as `decode` gets them.
+      Features "image", uint8 [height, width, channels], and "label", int64 [].
 
     Raises:
-      ConfigError: If `size` or `channels` is out of range.
       DataError: If the folder is missing or holds no folders, a class has no images, or images lie
         beside the folders.
     """
-    shape = (*size, channels)
-    if len(shape) != 3 or min(shape) < 1 or channels not in (1, 3, 4):
-        raise ConfigError(
-            f"image_folder needs size, height and width, and 1, 3 or 4 channels, got {shape}."
-        )
-    items = ImageFiles(directory)
+    items, shape = ImageFiles(directory), (*size, channels)
 
-    def decoded(item: dict[str, tf.Tensor], seed: tf.Tensor) -> Example:
+    def decode(item: dict[str, tf.Tensor], seed: tf.Tensor) -> dict[str, tf.Tensor]:
         content = tf.io.read_file(item["file"])
         pixels = tf.io.decode_image(content, channels, expand_animations=False)
-        example = {"image": resized(pixels, shape), "label": item["label"]}
-        return example if decode is None else decode(example, seed)
+        return {"image": resized(pixels, shape), "label": item["label"]}
 
-    # Messages then name the user's function.
-    return Source(items, functools.wraps(decode)(decoded) if decode else decoded, files=items.files)
+    return Source(items, decode, files=items.files)
 
 
 def resized(pixels: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
