@@ -27,7 +27,7 @@ _KERAS = "optimizers optimizers.schedules losses initializers regularizers const
 _OTHERS = (
     "ddl:ExponentialMovingAverage LossScale LossWeight Remat Retention Trainer WarmStart",
     "ddl.optimizers.learning_rate:LearningRate",
-    "ddl.optimizers.lengths:epochs_to_steps steps_after_warmup warmup_steps",
+    "ddl.optimizers.schedules:epochs_to_steps steps_after_warmup warmup_steps",
     "ddl.optimizers.plateau:ReduceOnPlateau",
     "ddl.optimizers.schedules:OneCycle ReciprocalSquareRoot StepDecay",
     "ddl.precision:set_numerics",

@@ -11,7 +11,7 @@ from typing import Any
 
 from ddl.checkpoints.durable_files import write_atomically
 from ddl.errors import ModelDirectoryError, NotReady
-from ddl.files import unwritable
+from ddl.output import unwritable
 
 _MACRO = re.compile(r"^([A-Z][A-Z0-9_]*) = (.+)$", re.MULTILINE)
 

@@ -9,9 +9,9 @@ from ddl.callbacks.early_stopping import EarlyStopping
 from ddl.callbacks.schedule import Callback
 from ddl.checkpoints.retention import Retention
 from ddl.checkpoints.warm_start import WarmStart
-from ddl.choices import check_above_0, check_train_steps
+from ddl.choices import LARGEST_STEP, check_positive
 from ddl.errors import ConfigError, check_choice
-from ddl.optimizers.lengths import epochs_to_steps
+from ddl.optimizers.schedules import epochs_to_steps
 from ddl.run.trackers.tracker import Tracker, checked_trackers
 
 
@@ -70,8 +70,12 @@ class RunPlan:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, (int, float)):
-                check_above_0(f"RunPlan.{field.name}", value)
-        check_train_steps(self.train_steps)
+                check_positive(f"RunPlan.{field.name}", value)
+        if (self.train_steps or 0) > LARGEST_STEP:
+            raise ConfigError(
+                f"RunPlan.train_steps must be at most 2^53 = {LARGEST_STEP:,}, got "
+                f"{self.train_steps:,}. Set TRAIN_STEPS to a smaller number."
+            )
         self._check_retention()
         check_choice("RunPlan.on_divergence", self.on_divergence, ("stop", "rewind"))
 

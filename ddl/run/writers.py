@@ -18,7 +18,7 @@ from absl import logging
 from ddl.checkpoints.durable_files import sync, write_atomically
 from ddl.errors import ModelDirectoryError
 from ddl.figures import is_measured
-from ddl.files import open_itself, unwritable
+from ddl.output import open_itself, unwritable
 from ddl.run.event_files import TensorBoardWriter
 from ddl.run.metric_lines import chunks, parsed, start_of_last_line
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from ddl.errors import ConfigError
-from ddl.optimizers.lengths import epochs_to_steps
+from ddl.optimizers.schedules import epochs_to_steps
 
 
 class Action(Protocol):

@@ -12,7 +12,6 @@ from ddl.distribution.path import GPU, taking
 from ddl.precision import set_precision
 from tests.conftest import microbatch
 from tests.gpu.placement import on_host
-from tests.layers.transforms.test_augmentation import LAYERS as AUGMENTATIONS
 
 ROWS = 16
 MOST = ROWS - 1  # elements of a tensor in host memory
@@ -60,10 +59,9 @@ def test_layers_that_draw(layer):
 
 
 @pytest.mark.parametrize(
-    ("layer_class", "arguments"), AUGMENTATIONS.values(), ids=AUGMENTATIONS.keys()
+    "layer", [ddl.layers.RandomShift(2, 1), ddl.layers.RandomResizedCrop(6, 5)]
 )
-def test_augmentations(layer_class, arguments):
-    layer = layer_class(**arguments)
+def test_augmentations(layer):
     for dtype in ("uint8", "float32", "bfloat16"):
         images = tf.zeros([ROWS, 6, 5, 3], dtype)
         assert not left_to_host(lambda x: layer(x, training=True), images), dtype
@@ -98,7 +96,7 @@ def test_models_and_classification(build, precision):
     assert not left_to_host(loss, images, tf.zeros([ROWS], tf.int64))
 
 
-@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
 def test_other_labels_and_evaluation(precision):
     set_precision(precision)
     images = tf.zeros([ROWS, 8, 8, 1], tf.uint8)

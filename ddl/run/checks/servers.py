@@ -44,8 +44,8 @@ def notes_on(variables: Iterable[Any], servers: int) -> list[str]:
     return [
         f"Parameter server {_server(v)} holds the whole variable {_name(v)}, "
         f"{_bytes(v) / 1e6:,.3g} MB, which is more than its share of all variables, "
-        f"{share / 1e6:,.3g} MB. ddl.layers.PartitionedEmbedding splits a table over the servers "
-        "(table_mlp.max_table_parts)."
+        f"{share / 1e6:,.3g} MB. Make a large table of several smaller ones "
+        "(docs/parameter-servers.md)."
         for v in variables
         if servers > 1 and _bytes(v) > max(share, _LARGE)
     ]

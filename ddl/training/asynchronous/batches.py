@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ddl.data.batch import Batch
+from ddl.data.batch import Batch, gather, numeric_arrays, packed
 from ddl.data.order import batch_indices
 from ddl.data.pipeline import BatchPipeline
-from ddl.data.resident import gather, numeric_arrays, packed
 from ddl.data.source import Source
 from ddl.data.stream import Stream
 from ddl.errors import ConfigError

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from ddl.choices import check_at_least_1
+from ddl.choices import check_positive
 from ddl.errors import ConfigError
 
 
@@ -25,8 +25,8 @@ def global_batch_size(total: int | None = None, per_replica: int | None = None) 
             "Exactly one of GLOBAL_BATCH_SIZE and PER_REPLICA_BATCH_SIZE must be given, got "
             f"{total} and {per_replica}. Set one of them to a number and the other to None."
         )
-    check_at_least_1("GLOBAL_BATCH_SIZE", total)
-    check_at_least_1("PER_REPLICA_BATCH_SIZE", per_replica)
+    check_positive("GLOBAL_BATCH_SIZE", total)
+    check_positive("PER_REPLICA_BATCH_SIZE", per_replica)
     return size if per_replica is None else size * tf.distribute.get_strategy().num_replicas_in_sync
 
 

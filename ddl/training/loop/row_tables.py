@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from ddl.data.batch import on_each_replica
 from ddl.data.pipeline import BatchPipeline
-from ddl.data.resident import on_each_replica
 
 _ROWS = 1 << 16  # of a table: a fraction of a second of training
 _LEAST, _MOST = 16, 1024  # updates of a table

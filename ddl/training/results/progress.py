@@ -19,7 +19,7 @@ from ddl.figures import (
     SKIPPED_UPDATES,
     is_one_of_many,
 )
-from ddl.output import Dropping, printable, say, standard_output
+from ddl.output import Dropping, dropping, printable, say
 from ddl.training.actions import EachLoop
 
 _ORDER = ("loss", "accuracy")
@@ -48,7 +48,7 @@ def open_console(shows: bool = True) -> Console:
       shows: Whether the console prints anything.
     """
     return Console(
-        file=cast(IO[str], standard_output()),
+        file=cast(IO[str], dropping(sys.stdout)),
         highlight=False,
         soft_wrap=True,
         quiet=not shows,
@@ -174,7 +174,7 @@ class _NotebookBar:
 def _on_terminal() -> bool:
     """Returns whether standard output is a terminal."""
     try:
-        return bool(standard_output().isatty())
+        return bool(dropping(sys.stdout).isatty())
     except ValueError:  # it is closed
         return False
 

@@ -1,4 +1,4 @@
-"""Choice of variables by patterns of their paths, and exclusion from weight decay.
+"""Variables of an optimizer: choice by patterns of their paths, and rows of sparse gradients.
 
 Biases and normalization parameters are few and set the scale of the activations. Weight decay on
 them has no benefit (Goyal et al. 2017, section 5.1, apply none to batch normalization), and their
@@ -7,9 +7,12 @@ norms say nothing about how far a layer may move in one update.
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import keras
+import tensorflow as tf
 
+from ddl.distribution.path import path_of
 from ddl.errors import ConfigError, check_no_text
 
 BIAS_AND_NORMALIZATION = (r"(^|/)(bias|beta|gamma|scale)$",)
@@ -94,3 +97,31 @@ def exclude_from_weight_decay(
     else:
         optimizer.build = build_and_exclude
     return optimizer
+
+
+def subtract_rows(variable: tf.Variable, rows: tf.Tensor, values: tf.Tensor) -> None:
+    """Subtracts values from rows of a variable. Runs in the strategy's update context.
+
+    The result has the same bits on each path (`DevicePath.subtracts_at_once`).
+
+    Args:
+      variable: A variable [all rows, …], or a replica-local copy of it.
+      rows: int32 or int64 [rows]; each index at most once.
+      values: [rows, …], in the variable's dtype.
+    """
+    handle = variable.handle
+    if path_of().subtracts_at_once:
+        tf.raw_ops.ResourceScatterSub(resource=handle, indices=rows, updates=values)
+        return
+    before = tf.raw_ops.ResourceGather(resource=handle, indices=rows, dtype=values.dtype)
+    tf.raw_ops.ResourceScatterUpdate(resource=handle, indices=rows, updates=before - values)
+
+
+def dense(gradient: tf.Tensor | tf.IndexedSlices, variable: Any) -> tf.Tensor:
+    """Returns a dense gradient of a variable's dtype and static shape; repeated rows are summed.
+
+    The shape of a sparse gradient may be a tensor, as within tf.cond.
+    """
+    values = tf.cast(tf.convert_to_tensor(gradient), variable.dtype)
+    known = values.shape.is_fully_defined()
+    return values if known else tf.ensure_shape(values, variable.shape)
