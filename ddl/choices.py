@@ -26,7 +26,7 @@ JIT_COMPILE: tuple[str, ...] = get_args(JitCompile)
 BATCH_MOMENTS: tuple[str, ...] = get_args(BatchMoments)
 CLUSTERS: tuple[str, ...] = get_args(ClusterName)
 
-PREDICTIONS = (".jsonl", ".npz", ".parquet")
+PREDICTIONS = (".jsonl", ".npz")
 
 LARGEST_STEP = 2**53
 """Largest step that a schedule, which computes in float64, tells from the next one."""

@@ -109,7 +109,8 @@ def placing_of(call: Callable[[Any], Any], features: Mapping[str, tf.Tensor]) ->
         traced.get_concrete_function(
             {name: tf.TensorSpec([rows, *shape], dtype) for name, (shape, dtype) in specs.items()}
         )
-    return placing(*found, *PROBED)
+    of_few, of_more = found
+    return placing(of_few, of_more, *PROBED)
 
 
 def _called(probe: Microbatch, call: Callable[[Any], Any], features: Any) -> None:

@@ -9,7 +9,7 @@ from absl import flags
 from ddl.cli.flags import gpus_of
 
 if TYPE_CHECKING:
-    from ddl.run.placement import Placement
+    from ddl.run.plan import Placement
 
 
 def build_placement(values: flags.FlagValues) -> "Placement | None":
@@ -47,7 +47,7 @@ def build_placement(values: flags.FlagValues) -> "Placement | None":
     from ddl.distribution.devices import configure_devices
     from ddl.distribution.strategies import build_strategy, choose_strategy
     from ddl.distribution.traits import TRAITS
-    from ddl.run.placement import Placement
+    from ddl.run.plan import Placement
     from ddl.training.asynchronous.watch import watch_tasks
 
     configure_devices(

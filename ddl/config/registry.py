@@ -32,7 +32,7 @@ _OTHERS = (
     "ddl.optimizers.schedules:OneCycle ReciprocalSquareRoot StepDecay",
     "ddl.precision:set_numerics",
     "ddl.run.plan:RunPlan",
-    "ddl.run.predicting.settings:Predictions",
+    "ddl.run.predicting:Predictions",
     "ddl.run.trackers:MLflow WeightsAndBiases",
     "ddl.training.checks.batch_size:global_batch_size",
 )

@@ -68,7 +68,7 @@ def test_a_pipe_gets_nothing_whatever_a_notebook_sets(trainer, monkeypatch, caps
 
 def test_the_console_of_a_run_writes_no_control_codes_to_a_pipe():
     program = (
-        "from ddl.run.console import RunConsole; c = RunConsole(); c.summary('t', {'a': 'b'});"
+        "from ddl.run.console import RunConsole; c = RunConsole(); c.summary({'a': 'b'});"
         "c.start(0, 9); c.advance(3, {}); c.line('x'); c.close()"
     )
     environment = {"FORCE_COLOR": "1", "TERM": "xterm-256color", "PATH": ""}
