@@ -63,7 +63,7 @@ def start(values: flags.FlagValues) -> None:
     from ddl.distribution.traits import traits_of
     from ddl.run import train
     from ddl.run.from_checkpoints import SavedWeights
-    from ddl.training.loop.device_errors import device_errors
+    from ddl.training.device_errors import device_errors
     from ddl.user_code import attributing_errors
 
     several_processes = traits_of(placement.strategy).several_processes

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddl.output import printable
-from ddl.training.results.progress import Bar, format_figures, open_bar, open_console
+from ddl.training.progress import Bar, format_figures, open_bar, open_console
 
 __all__ = ["RunConsole", "format_figures"]
 

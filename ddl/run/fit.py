@@ -27,8 +27,8 @@ from ddl.run.trackers.tracker import Tracker, checked_trackers
 from ddl.run.training_run import Files, train_to_end
 from ddl.signals import StopSignals
 from ddl.training.actions import Action, checked_actions
-from ddl.training.results.history import History
-from ddl.training.results.progress import is_interactive
+from ddl.training.history import History
+from ddl.training.progress import is_interactive
 from ddl.training.trainer import Trainer
 
 Period = int | Literal["epoch"] | None

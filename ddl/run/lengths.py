@@ -10,7 +10,7 @@ from ddl.data.conversion import sources_by_name
 from ddl.data.pipeline import BatchPipeline
 from ddl.errors import ConfigError
 from ddl.run.plan import RunPlan
-from ddl.training.checks.batch_size import sizes_by_source
+from ddl.training.checks import sizes_by_source
 from ddl.training.trainer import Trainer
 
 _FOLLOWS_FROM = {

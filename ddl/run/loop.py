@@ -23,7 +23,7 @@ from ddl.run.profiling import Profiler
 from ddl.run.writers import Writers
 from ddl.signals import StopSignals
 from ddl.training.actions import Action, EachLoop, Periodic
-from ddl.training.monitor import Monitor
+from ddl.training.pace import Monitor
 from ddl.training.trainer import Trainer
 
 

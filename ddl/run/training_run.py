@@ -29,7 +29,7 @@ from ddl.run.writers import (
 )
 from ddl.signals import StopSignals
 from ddl.training.actions import Action
-from ddl.training.monitor import Monitor
+from ddl.training.pace import Monitor
 from ddl.training.trainer import Trainer
 
 

@@ -64,7 +64,7 @@ def main(folder: Path) -> None:
         resumed.train(2, progress=False)
         found |= {f"{name}/{number}": value for number, value in enumerate(of(resumed))}
     again = make(strategy, False, adamw, **ARGUMENTS, remat=Remat("first"))
-    assert again._parts.update.gradient.remat is not None
+    assert again._update.gradient.remat is not None
     again.train(5, progress=False)
     found |= {f"computed again/{number}": value for number, value in enumerate(of(again))}
     for name, given in OVERFLOWS.items():

@@ -105,7 +105,7 @@ def strategy_on(replicas):
 def results(case, replicas, jit_compile):
     """Loss and metrics of training, and of an evaluation if there is one; copies; weights."""
     trainer = make_trainer(case, strategy_on(replicas), "float64", jit_compile=jit_compile)
-    assert trainer._parts.update.gradient.compiler.is_on == (jit_compile == "on")
+    assert trainer._update.gradient.compiler.is_on == (jit_compile == "on")
     figures = [*trainer.train(7).values()]
     if trainer.has_eval_data:
         figures += trainer.evaluate().values()

@@ -6,7 +6,7 @@ import types
 import pytest
 
 from ddl.training import monitor
-from ddl.training.monitor import Monitor
+from ddl.training.pace import Monitor
 
 
 class Trained:

@@ -94,7 +94,7 @@ def test_compiled_updates_are_the_same():
     set_precision("float64")
     trainer = make(make_strategy("mirrored", 2), True, jit_compile="on", clip_norm=0.3)
     found = figures(trainer)
-    assert trainer._parts.update.compiler.is_on
+    assert trainer._update.compiler.is_on
     assert_close(found, whole(adamw, clip_norm=0.3))
 
 
@@ -150,7 +150,7 @@ def test_shares_and_layers_computed_again_work_together():
     assert_close(figures(trainer), figures(after_an_overflow(strategy, False)), atol=1e-6)
     assert trainer.skipped_updates == 1
     assert trainer.sharding is not None
-    assert trainer._parts.update.gradient.remat is not None
+    assert trainer._update.gradient.remat is not None
 
 
 def test_shares_are_exchanged_as_on_gpus(gpu_path):

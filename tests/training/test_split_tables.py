@@ -29,7 +29,7 @@ def test_parts_train_what_one_table_does(optimizer, where, arguments):
 def test_the_gradient_of_each_part_is_sparse():
     trainer = split_tables.make_trainer(make_strategy("one_device", 1), 4)
     layer = trainer.model.get_layer("table")
-    (objective,) = trainer._parts.update.plan.losses.values()
+    (objective,) = trainer._update.plan.losses.values()
     found = [objective.training.tables.get(id(table.value.handle)) for table in layer.tables]
     assert [each.as_a_whole for each in found if each is not None] == [False] * 4
 

@@ -15,7 +15,7 @@ from ddl.run.directory import RunDirectory
 from ddl.run.predicting.settings import Predictions
 from ddl.run.trackers import MLflow, WeightsAndBiases
 from ddl.step.remat import Remat
-from ddl.training.checks.model import depends_on_microbatches
+from ddl.training.checks import depends_on_microbatches
 from ddl.training.trainer import Trainer
 
 # A resumed run may change its length, its periods and its microbatches: the updates stay the same.

@@ -1,7 +1,7 @@
 import pytest
 
 from ddl.errors import ConfigError
-from ddl.training.checks.batch_size import global_batch_size
+from ddl.training.checks import global_batch_size
 from tests.conftest import make_strategy
 
 

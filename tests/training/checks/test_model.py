@@ -8,7 +8,7 @@ from absl import logging
 import ddl
 from ddl.errors import ConfigError
 from ddl.tasks.parts import layers_of
-from ddl.training.checks.model import (
+from ddl.training.checks import (
     check_created_in_scope,
     computes_in_float16,
     warn_of_batch_moments,

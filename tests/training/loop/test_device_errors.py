@@ -9,7 +9,7 @@ import tensorflow as tf
 import ddl
 from ddl.data.checks import data_errors
 from ddl.errors import ConfigError, DataError, DeviceError
-from ddl.training.loop.device_errors import device_errors
+from ddl.training.device_errors import device_errors
 from tests.conftest import make_strategy
 from tests.processes import forked
 from tests.training.test_trainer import IMAGES, LABELS, make_trainer
@@ -131,7 +131,7 @@ def test_what_tensorflow_refuses_under_determinism_is_recognized(tmp_path):
     code = """
 import tensorflow as tf
 from ddl.errors import ConfigError
-from ddl.training.loop.device_errors import device_errors
+from ddl.training.device_errors import device_errors
 tf.config.experimental.enable_op_determinism()
 for call in (tf.timestamp, lambda: tf.random.uniform([2])):
     try:

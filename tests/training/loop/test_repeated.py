@@ -119,7 +119,7 @@ def test_updates_of_rows_stay_apart(pieces):
             jit_compile=jit_compile,
         )
         trainer.train(6)
-        assert trainer._parts.update.is_whole is False
+        assert trainer._update.is_whole is False
         return trainer.model.get_weights()
 
     ours = trained("on")
