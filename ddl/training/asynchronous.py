@@ -52,7 +52,6 @@ _PATIENCE_WITH_THE_DEAD = 5.0
 
 _SENT_UP_TO_BYTES = 2_000_000_000  # below the 2 GiB limit of a TensorFlow message
 _PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
-_SHARED = ("loss_scale", "finite_updates", "skipped_in_a_row", "sums", "gradient_norms")
 
 
 class WorkerBatches:
@@ -224,29 +223,28 @@ class _SharedState:
         self._step: tf.Variable = count
         self._empty = state.without_metrics()
         with update.strategy.scope():
-            self._fields = {n: tf.Variable(getattr(state, n), trainable=False) for n in _SHARED}
-            self._skipped = tf.Variable(tf.zeros([], tf.int64), trainable=False)
+            self._sums = tf.Variable(state.sums, trainable=False)
+            self._norms = tf.Variable(state.gradient_norms, trainable=False)
             self._begun = tf.Variable(tf.zeros([slots], tf.int64), trainable=False)
 
     def write(self, state: TrainingState) -> None:
         """Sets the variables to the state from which workers start. Eager."""
-        for name, variable in self._fields.items():
-            variable.assign(getattr(state, name))
-        for variable in (self._skipped, self._begun):
-            variable.assign(tf.zeros_like(variable))
+        self._sums.assign(state.sums)
+        self._norms.assign(state.gradient_norms)
+        self._begun.assign(tf.zeros_like(self._begun))
 
     def read(self, before: TrainingState, batches: int) -> TrainingState:
         """Returns the state after workers have processed `batches` batches. Eager."""
-        step = tf.identity(self._step)
-        found = {name: variable.read_value() for name, variable in self._fields.items()}
-        lost = batches - (step - before.step) - self._skipped.read_value()
-        finite = tf.reduce_all(tf.math.is_finite(found["sums"]))
+        step, sums = tf.identity(self._step), self._sums.read_value()
+        lost = tf.maximum(batches - (step - before.step), 0)
+        finite = tf.reduce_all(tf.math.is_finite(sums))
         return before._replace(
             step=step,
             batches=before.batches + batches,
+            sums=sums,
+            gradient_norms=self._norms.read_value(),
             diverged_for=before.diverged_for + tf.cast(~finite, tf.int64),
-            batches_left_out=before.batches_left_out + tf.maximum(lost, 0),
-            **found,
+            batches_left_out=before.batches_left_out + lost,
         )
 
     def begun(self, slot: tf.Tensor) -> tf.Tensor:
@@ -261,35 +259,13 @@ class _SharedState:
 
     def at(self, batch: tf.Tensor) -> TrainingState:
         """Returns the present state for batch number `batch`, int64 [], with metric sums of 0."""
-        counts = {name: self._fields[name].read_value() for name in _SHARED[:3]}
-        return self._empty._replace(step=self._step.read_value(), batches=batch, **counts)
+        return self._empty._replace(step=self._step.read_value(), batches=batch)
 
-    def add(self, before: TrainingState, after: TrainingState) -> list[tf.Operation]:
-        """Adds the changes of an update, whose step the optimizer has counted. On a worker."""
-        shared, made = self._fields, after.step > before.step
-        moved = after.loss_scale != before.loss_scale
-        # An update changes the loss scale only if the scale is still the one it used: two
-        # concurrent overflows halve the scale once.
-        is_current = shared["loss_scale"].read_value() == before.loss_scale
-
-        def count(variable: tf.Variable, one_more: tf.Tensor) -> tf.Operation:
-            return tf.cond(
-                one_more,
-                lambda: variable.assign_add(tf.ones_like(variable), read_value=False),
-                lambda: variable.assign(tf.zeros_like(variable), read_value=False),
-            )
-
+    def add(self, after: TrainingState) -> list[tf.Operation]:
+        """Adds the sums of an update, whose step the optimizer has counted. On a worker."""
         return [
-            shared["sums"].assign_add(after.sums, read_value=False),
-            shared["gradient_norms"].assign_add(after.gradient_norms, read_value=False),
-            self._skipped.assign_add(tf.cast(~made, tf.int64), read_value=False),
-            count(shared["skipped_in_a_row"], ~made),
-            count(shared["finite_updates"], made & ~moved),
-            tf.cond(
-                moved & is_current,
-                lambda: shared["loss_scale"].assign(after.loss_scale, read_value=False),
-                lambda: tf.no_op(),
-            ),
+            self._sums.assign_add(after.sums, read_value=False),
+            self._norms.assign_add(after.gradient_norms, read_value=False),
         ]
 
 
@@ -365,7 +341,7 @@ class CoordinatedLoop:
                 before = self._shared.at(first + number)
                 batch = self._batches.batch(data, rows, number, before.batches)
                 after = self._update({"": batch}, before)
-                with tf.control_dependencies(self._shared.add(before, after)):
+                with tf.control_dependencies(self._shared.add(after)):
                     return number + 1
 
         # A lost worker may have started this range: its batches are not computed twice.
@@ -409,9 +385,7 @@ class CoordinatedEvaluation:
         Raises:
           ConfigError: If workers can neither be sent the data nor read them.
         """
-        self._loss = loss
-        self._strategy = strategy
-        self._pipeline = pipeline
+        self._loss, self._pipeline, self._strategy = loss, pipeline, strategy
         self._batches = WorkerBatches(pipeline)
         self._workers = _Workers(strategy, self._batches)
 
@@ -423,41 +397,30 @@ class CoordinatedEvaluation:
         Raises:
           WorkerLost: If a parameter server was lost.
         """
-        self._pipeline.count_examples()
-        ranges = [
-            self._workers.schedule(
-                self._sums_of,
-                self._batches.rows_of(start, stop - start),
-                *(tf.constant(number, tf.int64) for number in (start, stop)),
-                state.batches,
-                state.step,
-            )
-            for start, stop in self._workers.ranges(0, self._pipeline.steps_per_epoch or 0)
-        ]
+        ranges = []
+        for start, stop in self._workers.ranges(0, self._pipeline.steps_per_epoch or 0):
+            rows = self._batches.rows_of(start, stop - start)
+            numbers = [tf.constant(number, tf.int64) for number in (start, stop)]
+            given = (rows, *numbers, state.batches, state.step)
+            ranges.append(self._workers.schedule(self._sums_of, *given))
         self._workers.wait()
         return tf.add_n([sums.fetch() for sums in ranges])
 
     @tf.function(autograph=False)
     @fixed_order_of_sums()
     def _sums_of(
-        self,
-        data: Any,
-        rows: Any,
-        start: tf.Tensor,
-        stop: tf.Tensor,
-        position: tf.Tensor,
-        step: tf.Tensor,
+        self, data: Any, rows: Any, start: tf.Tensor, stop: tf.Tensor, *now: tf.Tensor
     ) -> tf.Tensor:
         """Returns metric sums over the batches [start, stop): float64 [size]. On a worker."""
-        rows = self._batches.received(rows)
+        rows, strategy = self._batches.received(rows), self._strategy
 
         def of_replica(batch: Batch) -> tf.Tensor:
-            return sums_of(self._pipeline, self._loss, batch, position, step)
+            return sums_of(self._pipeline, self._loss, batch, *now)
 
         def add_batch(number: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             batch = self._batches.batch(data, rows, number - start, number)
-            own = self._strategy.run(of_replica, args=(batch,))
-            return number + 1, sums + self._strategy.reduce("SUM", own, axis=None)
+            own = strategy.run(of_replica, args=(batch,))
+            return number + 1, sums + strategy.reduce("SUM", own, axis=None)
 
         initial = (start, self._loss.form(False).metrics.zeros())
         return tf.while_loop(lambda number, sums: number < stop, add_batch, initial)[1]

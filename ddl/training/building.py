@@ -1,5 +1,6 @@
 """The pieces of a Trainer that are built from its data, its task and the kit of `ddl.step`."""
 
+import gc
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -28,12 +29,14 @@ from ddl.step.moving_statistics import Statistics, allow_replica_writes
 from ddl.step.planning import Plan, plan_built_in, plan_own
 from ddl.step.probes import Probes
 from ddl.step.remat import Remat, recomputed
-from ddl.step.sharding import sharding_of, variables_of
+from ddl.step.sharding import sharding_of
 from ddl.step.train_step import TrainStep
 from ddl.step.weight_average import ExponentialMovingAverage, WeightAverages
 from ddl.tasks.parts import layers_of
 from ddl.tasks.task import LossFunction, Task, evaluation_loss, has_step
 from ddl.training.checks import check_created_in_scope, computes_in_float16, sizes_by_source
+
+_MUCH_DATA = 1 << 26  # bytes
 
 
 class Pipelines:
@@ -50,7 +53,6 @@ class Pipelines:
         train_data: Any,
         global_batch_size: int | Mapping[str, int],
         accumulation_steps: int,
-        *,
         seed: int,
         shuffle: bool,
         data_on_device: bool | Literal["auto"],
@@ -72,6 +74,9 @@ class Pipelines:
             for name, source in sources.items()
         }
         self.first = next(iter(self.train.values()))
+        arrays = [getattr(one.source, "arrays", None) or {} for one in self.train.values()]
+        if sum(array.nbytes for each in arrays for array in each.values()) > _MUCH_DATA:
+            gc.collect()  # a Trainer that a notebook replaces refers to itself
 
     def in_order(self, data: Any, *, may_reside: bool, is_checked: bool = True) -> BatchPipeline:
         """Returns the pipeline of other data, in their order.
@@ -93,63 +98,48 @@ class Pipelines:
         return BatchPipeline(source, size, **given)
 
 
-class Losses:
-    """Makes the losses of a task, which are probed in training or in an evaluation."""
+def probed_loss(
+    probes: Probes,
+    task: Task,
+    strategy: tf.distribute.Strategy,
+    pipeline: BatchPipeline,
+    function: LossFunction | None = None,
+    source: str = "",
+) -> Loss:
+    """Returns a loss after its probes.
 
-    def __init__(
-        self,
-        task: Task,
-        optimizer: Optimizers,
-        strategy: tf.distribute.Strategy,
-        train: Mapping[str, BatchPipeline],
-    ):
-        """Keeps the arguments; probes nothing.
+    Args:
+      probes: The probes of the task.
+      task: The task.
+      strategy: The strategy.
+      pipeline: The examples.
+      function: A loss in training; None takes the loss of an evaluation.
+      source: Name of the source.
 
-        Args:
-          task: The task.
-          optimizer: As `ddl.Trainer` takes it.
-          strategy: The strategy.
-          train: Pipeline of each source of training data, by its name.
-        """
-        self._task, self._strategy, self._train = task, strategy, train
-        self._probes = Probes(task, strategy, list(by_name(optimizer).values()))
-
-    def trained(self, function: LossFunction, source: str) -> Loss:
-        """Returns the loss of a function on a source of training data, probed in training."""
-        return self._probed(function, source, self._train[source], training=True)
-
-    def evaluated(self, pipeline: BatchPipeline) -> Loss:
-        """Returns the loss of an evaluation, probed on a pipeline.
-
-        Raises:
-          ConfigError: If the task cannot be evaluated.
-        """
-        function = getattr(self._task, "per_example", None) or evaluation_loss(self._task)
-        if function is None:
-            raise ConfigError(
-                f"{type(self._task).__name__} cannot be evaluated: it has neither `per_example` "
-                "nor `evaluate`. Give it a method evaluate(features) that returns a "
-                "ddl.PerExample, or leave out the evaluation data."
-            )
-        return self._probed(function, "", pipeline, training=False)
-
-    def _probed(
-        self, function: LossFunction, source: str, pipeline: BatchPipeline, training: bool
-    ) -> Loss:
-        data = [pipeline]  # without which the loss would keep its data alive
-        form = lambda loss, training: self._probes.form(loss, data[0], training)  # noqa: E731
-        size, replicas = pipeline.global_batch_size, self._strategy.num_replicas_in_sync
-        loss = Loss(self._task, function, source, size, form, replicas)
-        loss.form(training)
-        if not training:
-            data.clear()
-        return loss
+    Raises:
+      ConfigError: If the task cannot be evaluated, or the probes find a fault.
+    """
+    training = function is not None
+    function = function or getattr(task, "per_example", None) or evaluation_loss(task)
+    if function is None:
+        raise ConfigError(
+            f"{type(task).__name__} cannot be evaluated. Give it a method evaluate(features) that "
+            "returns a ddl.PerExample, or leave out eval_data."
+        )
+    data = [pipeline]  # without which the loss would keep the data of an evaluation alive
+    form = lambda loss, training: probes.form(loss, data[0], training)  # noqa: E731
+    replicas = strategy.num_replicas_in_sync
+    loss = Loss(task, function, source, pipeline.global_batch_size, form, replicas)
+    loss.form(training)
+    if not training:
+        data.clear()
+    return loss
 
 
 def planned(
     task: Task,
     optimizer: Optimizers,
-    losses: Losses,
+    probes: Probes,
     strategy: tf.distribute.Strategy,
     train: Mapping[str, BatchPipeline],
     accumulation_steps: int,
@@ -159,7 +149,7 @@ def planned(
     Args:
       task: As `ddl.Trainer` takes it.
       optimizer: As `ddl.Trainer` takes it.
-      losses: Makes the losses of the step.
+      probes: The probes of the task.
       strategy: The strategy.
       train: Pipeline of each source of training data; learns how many batches an update reads.
       accumulation_steps: Microbatches per replica and update.
@@ -169,31 +159,30 @@ def planned(
     """
     name, groups = type(task).__name__, groups_by_name(optimizer)
     asynchronous = traits_of(strategy).asynchronous
+    what = f"{name}.step" if has_step(task) else "ParameterGroups"
+    of_servers = ConfigError(
+        f"--strategy=parameter_server cannot run {what}: its workers make the updates of one "
+        "optimizer, each from a batch of its own. Use another strategy."
+    )
+
+    def loss_of(function: LossFunction, source: str) -> Loss:
+        return probed_loss(probes, task, strategy, train[source], function, source)
+
     with Workers(strategy).failing_together():
         if has_step(task):
             if asynchronous:
-                raise ConfigError(
-                    f"{name} has a step of its own, which --strategy=parameter_server cannot run: "
-                    "its workers update independently, without a global batch. Use another "
-                    "strategy."
-                )
-            plan = plan_own(task, groups, losses.trained, strategy, train)
+                raise of_servers
+            plan = plan_own(task, groups, loss_of, strategy, train)
         else:
             if list(train) != [""]:
                 raise ConfigError(
                     f"{name} has no `step`, which several sources in Trainer.train_data need, got "
-                    f"{', '.join(train)}. Pass one source, or give the task a method "
-                    "step(update, batch)."
+                    f"{', '.join(train)}. Pass one, or give the task a method step(update, batch)."
                 )
-            plan = plan_built_in(task, groups, losses.trained)
-            grouped = list(plan.applied) != list(groups) or any(
-                map(plan.frozen_until, plan.applied)
-            )
+            plan = plan_built_in(task, groups, loss_of)
+            grouped = [*plan.applied] != [*groups] or any(map(plan.frozen_until, plan.applied))
             if grouped and asynchronous:
-                raise ConfigError(
-                    "--strategy=parameter_server cannot run ParameterGroups: its workers count "
-                    "the updates of one optimizer. Pass one optimizer, or use another strategy."
-                )
+                raise of_servers
     for source, pipeline in train.items():
         pipeline.batches_per_update = plan.batches[source]
     plan.check_microbatches(accumulation_steps)
@@ -214,11 +203,10 @@ def build_update(
     plan: Plan,
     train: Mapping[str, BatchPipeline],
     strategy: tf.distribute.Strategy,
-    *,
-    batch_moments: BatchMoments,
     clip_norm: Limit,
     weight_average: ExponentialMovingAverage | None,
     loss_scale: LossScale | Literal["auto"] | None,
+    batch_moments: BatchMoments,
     communication: Communication | None,
     jit_compile: JitCompile,
     remat: Remat | None,
@@ -226,20 +214,8 @@ def build_update(
 ) -> TrainStep:
     """Builds the optimizers' slots, the averages and the update.
 
-    Args:
-      task: As `ddl.Trainer` takes it, like all that do not follow here.
-      optimizer: See `ddl.Trainer`.
-      plan: The plan of the step.
-      train: Pipeline of each source of training data, by its name.
-      strategy: The strategy.
-      batch_moments: See `ddl.Trainer`.
-      clip_norm: See `ddl.Trainer`.
-      weight_average: See `ddl.Trainer`.
-      loss_scale: See `ddl.Trainer`.
-      communication: See `ddl.Trainer`.
-      jit_compile: See `ddl.Trainer`.
-      remat: See `ddl.Trainer`.
-      shard_optimizer_state: See `ddl.Trainer`.
+    `plan` is that of the step, `train` the pipeline of each source of training data by its name;
+    each other argument means what it means to `ddl.Trainer`.
     """
     layers, optimizers = layers_of(task), by_name(optimizer)
     take_over_moments(layers)
@@ -252,6 +228,11 @@ def build_update(
     if loss_scale == "auto":
         in_float16 = computes_in_float16(layers if has_step(task) else [task.model])
         loss_scale = LossScale() if in_float16 else None
+    if loss_scale is not None and traits_of(strategy).asynchronous:
+        raise ConfigError(
+            "--strategy=parameter_server cannot scale the loss, which float16 needs. Set PRECISION "
+            "to 'mixed_bfloat16' or 'float32'."
+        )
     trained = [v.value for v in plan.trained]
     averages = None
     if weight_average is not None:
@@ -282,17 +263,6 @@ def build_update(
         clips=gradient_path.clips_by_name(clip_norm, list(plan.groups)),
         loss_scale=loss_scale,
     )
-
-
-def changed_variables(update: TrainStep) -> list[tf.Variable]:
-    """Returns weights, slots, statistics and averages: all that an update may change."""
-    models = layers_of(update.task) if has_step(update.task) else [update.task.model]
-    of_models = {id(v): v.value for model in models for v in model.variables}
-    return [
-        *of_models.values(),
-        *(v for one in update.optimizers.values() for v in variables_of(one, update.sharding)),
-        *(update.averages.variables if update.averages else ()),
-    ]
 
 
 def _frozen_variables(layers: Sequence[keras.layers.Layer]) -> list[keras.Variable]:

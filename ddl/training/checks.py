@@ -1,10 +1,11 @@
 """Checks of a Trainer's arguments, data and model, and start-up notes on what they cost."""
 
 import inspect
+import itertools
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, get_type_hints
 
 import keras
@@ -15,7 +16,6 @@ from absl import logging
 
 from ddl.choices import BatchMoments, check_at_least_1
 from ddl.data.pipeline import BatchPipeline
-from ddl.data.source import Source
 from ddl.data.stream import Stream
 from ddl.distribution.devices import replica_devices
 from ddl.distribution.workers import Workers
@@ -27,11 +27,12 @@ from ddl.step.train_step import TrainStep
 from ddl.tasks.parts import layers_of, models_of
 from ddl.tasks.task import Task
 
+_CHECKED_ELSEWHERE = ("task", "optimizer", "global_batch_size", "corpus_metrics", "return")
 _LARGE_TABLE = 2**20  # entries, from which a dense update takes noticeable time
 
 _MOST_SIZES = 1000  # files whose sizes are compared: a network drive takes time for each
 _MOST_ROWS, _MOST_BYTES = 1000, 1 << 24  # of an array
-_FLOATS = "floats of the "
+_FLOATS = "floats "
 
 _OF_WHOLE_BATCHES = (
     keras.layers.Equalization,
@@ -44,41 +45,24 @@ _OF_WHOLE_BATCHES = (
 """Layers that look at all rows of a replica, shuffle them, or do not draw through Keras."""
 
 
-def check_types(function: Callable[..., Any], given: Mapping[str, Any], names: str) -> None:
-    """Raises ConfigError if an argument of the Trainer has another type than its annotation.
+def check_types(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Raises ConfigError if an option of the Trainer has another type than its annotation.
 
     Args:
-      function: The function, for its annotations.
+      function: The constructor, for its annotations.
       given: Its arguments by name.
-      names: Names of the arguments to check, separated by spaces.
     """
-    kinds = get_type_hints(function)
-    for name in names.split():
-        value, wanted = given[name], inspect.formatannotation(kinds[name])
+    for name, kind in get_type_hints(function).items():
+        value, wanted = given.get(name), inspect.formatannotation(kind)
+        if name in _CHECKED_ELSEWHERE or kind is Any:
+            continue
         try:
-            typeguard.check_type(value, kinds[name])
+            typeguard.check_type(value, kind)
             fits = not isinstance(value, bool) or "bool" in wanted
         except typeguard.TypeCheckError:
             fits = False
         if not fits:
             raise ConfigError(f"Trainer.{name} must be {wanted}, got {value!r:.80}.")
-
-
-def check_one_data_set(method: str, data: Any, others: Sequence[Any]) -> None:
-    """Raises ConfigError unless a method of the Trainer got one data set or none.
-
-    Args:
-      method: Name of the method.
-      data: The first argument.
-      others: The other positional arguments.
-    """
-    if others:
-        raise ConfigError(
-            f"{method} takes one data set, got {1 + len(others)} positional arguments. Pass a pair "
-            f"(inputs, labels) as one argument, {method}((x, y)), and averaged by name."
-        )
-    if isinstance(data, bool):
-        raise ConfigError(f"{method} takes a data set, got {data!r}. Pass averaged by name.")
 
 
 class TrainedVariables:
@@ -91,7 +75,7 @@ class TrainedVariables:
           task: The trainer's task.
         """
         self._layers, self._models = layers_of(task), models_of(task)
-        self._were = list(self._are())
+        self._were = self._are()
 
     def check(self) -> None:
         """Raises ConfigError if a layer or model now trains other variables."""
@@ -102,12 +86,13 @@ class TrainedVariables:
                     f"created, and is now {now!r:.80}. Create a new Trainer with a new optimizer."
                 )
 
-    def _are(self) -> Iterator[tuple[str, Any]]:
-        for layer in self._layers:
-            yield f"trainable of layer {layer.name!r}", layer.trainable
-        for name, model in self._models.items():
-            paths = [variable.path for variable in model.trainable_variables]
-            yield f"the list of trainable variables of task.{name}", paths
+    def _are(self) -> list[tuple[str, Any]]:
+        of_models = [
+            (f"the list of trainable variables of task.{name}", [v.path for v in own])
+            for name, own in ((n, one.trainable_variables) for n, one in self._models.items())
+        ]
+        of_layers = [(f"trainable of layer {x.name!r}", x.trainable) for x in self._layers]
+        return [*of_layers, *of_models]
 
 
 # ------------------------------------------------------------ the global batch size
@@ -146,10 +131,9 @@ def sizes_by_source(
     if not isinstance(global_batch_size, Mapping):
         return dict.fromkeys(sources, global_batch_size)
     if global_batch_size.keys() != set(sources):
-        named = ", ".join(sources) if sources != [""] else "one source without a name"
         raise ConfigError(
-            f"Trainer.global_batch_size gives the sizes of {', '.join(global_batch_size)}, but "
-            f"Trainer.train_data has {named}. Give each source one size, or all the same number."
+            f"Trainer.global_batch_size must be one number, or that of each source, {sources}, got "
+            f"{dict(global_batch_size)}."
         )
     return {name: global_batch_size[name] for name in sources}
 
@@ -163,17 +147,21 @@ def check_batch_split(
       ConfigError: If the batch does not divide evenly, with the nearest sizes that do; or if a
         number is not an integer of at least 1.
     """
-    sizes = {"accumulation_steps": accumulation_steps, "global_batch_size": global_batch_size}
-    if isinstance(global_batch_size, Mapping):
-        del sizes["global_batch_size"]
-        sizes |= {f"global_batch_size[{name!r}]": n for name, n in global_batch_size.items()}
-    for name, size in sizes.items():
-        if type(size) is not int or size < 1:
-            raise ConfigError(f"Trainer.{name} must be an integer of at least 1, got {size!r}.")
-        unit = replicas * accumulation_steps
-        if name != "accumulation_steps" and size % unit:
-            lower = size // unit * unit
-            nearest = " or ".join(str(size) for size in (lower, lower + unit) if size > 0)
+    named = global_batch_size if isinstance(global_batch_size, Mapping) else {"": global_batch_size}
+    unit = replicas * accumulation_steps
+    for size in named.values():
+        for name, value in (
+            ("accumulation_steps", accumulation_steps),
+            ("global_batch_size", size),
+        ):
+            if type(value) is not int or value < 1:
+                raise ConfigError(
+                    f"Trainer.{name} must be an integer of at least 1, got {value!r}."
+                )
+        if size % unit:
+            nearest = " or ".join(
+                str(n) for n in (size // unit * unit, -(-size // unit) * unit) if n
+            )
             raise ConfigError(
                 f"The global batch size must be a multiple of {unit} ({replicas} replicas × "
                 f"{accumulation_steps} accumulation steps), got {size}. Use {nearest}, or change "
@@ -208,85 +196,52 @@ def check_same_data(
     workers = Workers(strategy)
     if workers.number == 1:
         return
-    pipelines = {
-        f"training data {name!r}" if name else "training data": p for name, p in train.items()
+    named = {f"training data {name!r}" if name else "training data": p for name, p in train.items()}
+    facts = {
+        f"{fact} of the {data}": value
+        for data, pipeline in (named | {"evaluation data": evaluation}).items()
+        if pipeline is not None
+        for fact, value in _facts(pipeline).items()
     }
-    if evaluation is not None:
-        pipelines["evaluation data"] = evaluation
-    facts: dict[str, str] = {}
-    for data, pipeline in pipelines.items():
-        source = pipeline.source
-        if isinstance(source, Stream) and not source.is_repeatable:
-            raise DataError(
-                f"Two reads of the first examples of {source.name} differ, so that workers, each "
-                "of which keeps its rows, would train on some twice and on others never. Seed what "
-                "is random: ddl.data.stream(lambda epoch: ….shuffle(n, seed=epoch))."
-            )
-        facts |= {f"{fact} of the {data}": text for fact, text in _facts(pipeline).items()}
-    text = json.dumps(facts)
-    # A number of a worker has the shape of other sums, so that no function is traced for it.
-    digests = workers.gather(np.array([float(zlib.crc32(text.encode()))]))
-    if (digests == digests[0]).all():
-        return
-    expected, *others = [json.loads(text) for text in workers.gather_texts(text)]
-    for index, given in enumerate(others, start=1):
-        names = [name for name in expected | given if expected.get(name) != given.get(name)]
-        if names and all(name.startswith(_FLOATS) for name in names):
-            logging.warning(
-                "The %s differ between worker 0 and worker %s. If this is more than rounding, each "
-                "worker trains on rows that another one does not expect. Give all workers the same "
-                "data.",
-                " and the ".join(names),
-                index,
-            )
-        elif names:
+    expected, *others = [json.loads(t) for t in workers.gather_texts(json.dumps(facts))]
+    for name, worker in itertools.product(expected, range(1, workers.number)):
+        here, there = expected[name], others[worker - 1].get(name, "none")
+        if here == there:
+            continue
+        message = (
+            f"All workers must read the same data, but the {name} are {here} on worker 0 and "
+            f"{there} on worker {worker}. Give all workers the same files and arrays."
+        )
+        if not name.startswith(_FLOATS):
             workers.barrier()
-            listing = "\n".join(
-                f"  {name}: {expected.get(name, 'none')} on worker 0, {given.get(name, 'none')} on "
-                f"worker {index}"
-                for name in names
-            )
-            raise DataError(
-                f"Worker {index} must read the data of worker 0, but they differ in\n{listing}\n"
-                "Give all workers the same files, and start all of them again."
-            )
+            raise DataError(message)
+        logging.warning("%s Ignore this if they differ by rounding alone.", message)
 
 
 def _facts(pipeline: BatchPipeline) -> dict[str, str]:
     """Returns what must be the same on all workers, as texts by name."""
     source, spec = pipeline.source, pipeline.source.element_spec
+    if isinstance(source, Stream) and not source.is_repeatable:
+        raise DataError(
+            f"Two reads of the first examples of {source.name} differ, but all workers must read "
+            "the same. Seed them: ddl.data.stream(lambda epoch: ….shuffle(n, seed=epoch))."
+        )
     found = {
         "examples": str(pipeline.num_examples),
         "steps per epoch": str(pipeline.steps_per_epoch),
         "features": ", ".join(f"{k} {spec[k].dtype.name} {spec[k].shape}" for k in sorted(spec)),
     }
-    if source.files:
-        files = _files(source)
-        digest = zlib.crc32("\n".join(files).encode())
-        found["files"] = f"{len(files):,} (digest of names and sizes {digest:08x})"
+    if source.files:  # whose folders may differ
+        sizes = [tf.io.gfile.stat(path).length for path in source.files[:_MOST_SIZES]]
+        digest = zlib.crc32(repr([*map(os.path.basename, source.files), sizes]).encode())
+        found["files"] = f"{len(source.files):,} (digest of names and sizes {digest:08x})"
     for name, array in sorted((getattr(source, "arrays", None) or {}).items()):
-        is_float = array.dtype.kind not in "biuOSU"  # bfloat16 has a kind of its own
         rows = min(_MOST_ROWS, len(array), max(1, _MOST_BYTES * len(array) // max(1, array.nbytes)))
         chosen = array[np.linspace(0, len(array) - 1, rows).astype(np.int64)]
         content = repr(chosen.tolist()).encode() if array.dtype == object else chosen.tobytes()
-        fact = f"floats of the {name!r}" if is_float else f"array {name!r}"
-        found[fact] = f"digest of rows {zlib.crc32(content):08x}"
+        is_float = array.dtype.kind not in "biuOSU"  # bfloat16 has a kind of its own
+        found[f"{_FLOATS if is_float else ''}{name!r}"] = f"digest {zlib.crc32(content):08x}"
     return found
-
-
-def _files(source: Source | Stream) -> list[str]:
-    """Returns the names of the files of a source, whose folders may differ, and their sizes."""
-    names = [os.path.basename(path) for path in source.files]
-    if len(names) > _MOST_SIZES:
-        return names
-    return [f"{name} ({_size(path)})" for name, path in zip(names, source.files, strict=True)]
-
-
-def _size(path: str) -> str:
-    try:
-        return f"{tf.io.gfile.stat(path).length:,} bytes"
-    except (OSError, tf.errors.OpError):
-        return "not found"
 
 
 # ------------------------------------------------------------ the model
@@ -310,9 +265,8 @@ def check_computes_by_row(layers: Iterable[keras.layers.Layer]) -> None:
         if isinstance(layer, _OF_WHOLE_BATCHES):
             raise ConfigError(
                 f"The layer {layer.name!r} ({type(layer).__name__}) computes a row from all rows "
-                "of a replica, or draws for all of them, so the result would depend on the number "
-                "of replicas. Call it in the data (dataset.map), or use ddl.layers.Mixup or "
-                "ddl.layers.CutMix to mix examples."
+                "of a replica, so the number of replicas would change the result. Call it in "
+                "dataset.map, or use ddl.layers.Mixup or ddl.layers.CutMix."
             )
 
 
@@ -345,19 +299,17 @@ def warn_of_batch_moments(
       batch_moments: As `ddl.Trainer` takes it.
     """
     names = ", ".join(x.name for x in layers if isinstance(x, keras.layers.BatchNormalization))
-    if names and batch_moments == "per_replica" and strategy.num_replicas_in_sync > 1:
-        logging.warning(
-            "The layers %s take moments of each replica's rows (Trainer.batch_moments = "
-            "'per_replica'), so the number of replicas changes the training result.",
-            names,
-        )
-    if names and microbatches > 1:
-        logging.warning(
-            "The layers %s compute their moments on each microbatch separately, so the training "
-            "result depends on the number of microbatches: ACCUMULATION_STEPS = %d.",
-            names,
-            microbatches,
-        )
+    reasons = {
+        "replica (Trainer.batch_moments = 'per_replica'), so the number of replicas": batch_moments
+        == "per_replica"
+        and strategy.num_replicas_in_sync > 1,
+        f"microbatch, so ACCUMULATION_STEPS = {microbatches}": microbatches > 1,
+    }
+    for reason, holds in reasons.items():
+        if names and holds:
+            logging.warning(
+                "The layers %s take moments of each %s changes the training result.", names, reason
+            )
 
 
 def warn_of_tf32(strategy: tf.distribute.Strategy) -> None:
@@ -365,53 +317,40 @@ def warn_of_tf32(strategy: tf.distribute.Strategy) -> None:
     on_gpu = any("GPU" in device.upper() for device in replica_devices(strategy))
     if on_gpu and keras.config.dtype_policy().name == "float32" and uses_tf32_unasked():
         logging.warning(
-            "TensorFlow rounds float32 inputs of matrix products and convolutions to TF32 (10 bits "
-            "of mantissa) on recent GPUs. Call ddl.precision.set_tf32(False) for float32, or "
-            "set_tf32(True) to keep this speed without the warning."
+            "TensorFlow rounds float32 inputs of products to TF32 (10 bits of mantissa) on recent "
+            "GPUs. Call ddl.precision.set_tf32(False) for float32, or set_tf32(True) for this."
         )
 
 
 def warn_of_dense_updates(update: TrainStep) -> None:
-    """Logs for each large table that is read by rows why updates take time for all of its rows.
+    """Logs which large tables are read by rows, but updated as a whole, which takes time.
 
     Args:
       update: The update, with its optimizers built.
     """
     losses = (*update.plan.losses.values(), *update.plan.means.values())
     for name, applied in update.plan.applied.items():
+        optimizer = update.optimizers[name]
         for variable in applied.variables:
             found = [table_of(variable, x.training.tables, update.strategy) for x in losses]
             reads = [read for read in found if read is not None]
             if not reads or variable.value.shape.num_elements() < _LARGE_TABLE:
                 continue
-            whole = any(read.as_a_whole for read in reads)
-            if reasons := _reasons_for_dense_updates(update, name, variable, whole):
+            reasons = {
+                type(optimizer).__name__: not updates_rows(optimizer),
+                "weight_decay": optimizer.weight_decay and optimizer._use_weight_decay(variable),
+                "its regularizer": variable.regularizer,
+                "its constraint": variable.constraint,
+                "weight_average": update.averages,
+                "--shard_optimizer_state": update.sharding,
+                "a read of the whole table": any(read.as_a_whole for read in reads),
+            }
+            if given := [reason for reason, holds in reasons.items() if holds]:
                 logging.warning(
-                    "Each update takes time for all %s rows of the table %s, not for those of the "
-                    "batch alone: %s. The result is right. docs/large-embeddings.md says which "
-                    "updates are sparse.",
+                    "Each update takes time for all %s rows of the table %s, because of %s. The "
+                    "result is right. Adagrad, and SGD without momentum, update the rows of the "
+                    "batch alone: see docs/large-embeddings.md.",
                     f"{variable.shape[0]:,}",
                     variable.path,
-                    "; ".join(reasons),
+                    ", ".join(given),
                 )
-
-
-def _reasons_for_dense_updates(
-    update: TrainStep, name: str, variable: keras.Variable, is_read_as_a_whole: bool
-) -> list[str]:
-    optimizer = update.optimizers[name]
-    decays = optimizer.weight_decay and optimizer._use_weight_decay(variable)
-    reasons = {
-        f"{type(optimizer).__name__} computes on all rows (Adagrad and SGD without momentum do "
-        "not; ParameterGroups gives the table an optimizer of its own)": not updates_rows(
-            optimizer
-        ),
-        "weight_decay decays all rows (exclude the table with exclude_from_weight_decay)": decays,
-        "its regularizer has a gradient for all rows (remove it)": variable.regularizer,
-        "its constraint changes all rows (remove it)": variable.constraint,
-        "weight_average moves the averages of all rows (remove it)": update.averages,
-        "--shard_optimizer_state sends dense gradients (leave it out)": update.sharding,
-        "a layer reads the whole table to look up rows (in a layer of your own, call "
-        "ddl.layers.look_up instead of tf.gather)": is_read_as_a_whole,
-    }
-    return [text for text, holds in reasons.items() if holds]

@@ -64,8 +64,7 @@ class Evaluations:
         self._corpus_metrics = checked_corpus_metrics(corpus_metrics)
         self._is_asynchronous = traits_of(strategy).asynchronous
         self._loss: Any = None
-        self._pipeline: Any = None  # only while tracing: it would keep its data alive
-        self._traced: set[Any] = set()
+        self._pipeline: Any = None  # while tracing
         self._iterator: Any = None  # of the trainer's own data
         self._coordinated: CoordinatedEvaluation | None = None
         self.names: Sequence[str] = ()
@@ -130,21 +129,19 @@ class Evaluations:
             # Every evaluation reads the first epoch, whether or not the run was resumed: later
             # epochs of a mixture, or of examples that draw by their seed, are others. The own
             # iterator is not kept while in use: after an error its position would be wrong.
-            iterator, kept = None, self._iterator
-            if is_own:
-                iterator, self._iterator = kept, None
+            iterator = self._iterator if is_own else None
             if iterator is None:
                 iterator = pipeline.iterator(self._strategy, repeats=is_own)
+            if is_own:
+                self._iterator = None
             number = tf.constant(pipeline.steps_per_epoch, tf.int64)
-            full = pipeline.always_full
-            arguments = (is_own, full, iterator, number, state.batches, state.step)
-            if (form := (is_own, form_of(pipeline))) not in self._traced:
-                # Not by the call: TensorFlow counts the traces of all evaluations of a process
-                # together, and warns of frequent ones.
-                self._pipeline = pipeline
-                self._compiler.tracing(lambda: self._sums.get_concrete_function(*arguments))
-                self._pipeline = None
-                self._traced.add(form)
+            form = repr((is_own, form_of(pipeline)))
+            arguments = (form, iterator, number, state.batches, state.step)
+            # Traced not by the call: TensorFlow counts the traces of all evaluations of a process
+            # together, and warns of frequent ones.
+            self._pipeline = pipeline
+            self._compiler.tracing(lambda: self._sums.get_concrete_function(*arguments))
+            self._pipeline = None  # which would keep the data alive
             sums = self._sums(*arguments)
         if is_own:
             self._iterator = iterator
@@ -154,8 +151,7 @@ class Evaluations:
     @fixed_order_of_sums()
     def _sums(
         self,
-        is_own: bool,
-        is_full: bool,
+        form: str,
         iterator: Any,
         num_batches: tf.Tensor,
         position: tf.Tensor,

@@ -118,8 +118,8 @@ class StopFlag:
 class RowTables:
     """Tables of the rows that many updates gather from resident arrays, on each replica.
 
-    Eager, cross-replica context. After the first table, a thread computes the next one while the
-    devices work on the present one.
+    Eager, cross-replica context. A thread computes the next table while the devices work on the
+    present one.
 
     Attributes:
       length: Updates of a table.
@@ -136,13 +136,13 @@ class RowTables:
         self._strategy = strategy
         rows = [one.global_batch_size * one.batches_per_update for one in self._pipelines.values()]
         self.length = max(_LEAST, min(_MOST, _ROWS // max(rows, default=1)))
-        self._first: int | None = None
-        self._table: dict[str, Any] = {}
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "ddl-order")
-        self._next: tuple[int, concurrent.futures.Future] | None = None
+        self._coming: dict[int, concurrent.futures.Future] = {}  # by its first update
+        self._first = -1
+        self._table: dict[str, Any] = {}
 
     def at(self, update: int) -> tuple[tf.Tensor, dict[str, Any]]:
-        """Returns the tables that hold the rows of an update, and of at least one more if any.
+        """Returns the tables that hold the rows of an update.
 
         Args:
           update: Number of the update, counted from 0 over the whole run.
@@ -151,19 +151,15 @@ class RowTables:
           Number of the first update of the tables, int64 []; and by the name of the source "index",
           int64 [length, rows of a replica], and "weight" if not all are 1, per-replica.
         """
-        if not self._pipelines:
-            return tf.constant(0, tf.int64), {}
-        if self._first is None or not self._first <= update < self._first + self.length:
-            follows = self._first is not None and update == self._first + self.length
-            ready = self._next is not None and self._next[0] == update
-            rows = self._next[1].result() if ready and self._next else self._rows(update)
+        first = update // self.length * self.length
+        if self._pipelines and first != self._first:
+            coming = self._coming.get(first) or self._thread.submit(self._rows, first)
+            following = first + self.length
+            self._coming = {following: self._thread.submit(self._rows, following)}
             with tf.init_scope():
-                self._table = {name: self._placed(each) for name, each in rows.items()}
-            if follows:
-                following = update + self.length
-                self._next = following, self._thread.submit(self._rows, following)
-            self._first = update
-        return tf.constant(self._first, tf.int64), self._table
+                self._table = {name: self._placed(each) for name, each in coming.result().items()}
+            self._first = first
+        return tf.constant(first, tf.int64), self._table
 
     def _placed(self, rows: dict[str, Any]) -> Any:
         return on_each_replica(

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import tensorflow as tf
@@ -132,44 +133,25 @@ class Monitor:
         share = self._pace.take_input_share()
         found = {} if share is None else {INPUT_SHARE: share}
         for number, handle in self._gpus.items():
-            if (busy := _busy(handle)) is not None:
-                found[f"{GPU_UTILIZATION}/{number}"] = busy
+            import pynvml
+
+            with suppress(pynvml.NVMLError):  # a part of a GPU has no rates
+                busy = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu
+                found[f"{GPU_UTILIZATION}/{number}"] = busy / 100
         return found
 
 
 def _handles() -> dict[int, Any]:
     """Returns the driver's handle of each visible GPU; none without the package nvidia-ml-py."""
     found: dict[int, Any] = {}
-    try:
+    with suppress(Exception):  # not installed, or no driver
         import pynvml
 
         pynvml.nvmlInit()
-    except Exception:  # not installed, or no driver
-        return found
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    for device in tf.config.get_visible_devices("GPU"):
-        number = int(device.name.rpartition(":")[2])
-        try:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        for device in tf.config.get_visible_devices("GPU"):
+            number = int(device.name.rpartition(":")[2])
             name = str(number) if visible is None else visible.split(",")[number].strip()
-            by_index = name.isdecimal()
-            handle = pynvml.nvmlDeviceGetHandleByIndex if by_index else _by_uuid
-            found[number] = handle(int(name) if by_index else name)
-        except (pynvml.NVMLError, LookupError):
-            continue
+            by_index, by_uuid = pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetHandleByUUID
+            found[number] = by_index(int(name)) if name.isdecimal() else by_uuid(name)
     return found
-
-
-def _by_uuid(name: str) -> Any:
-    import pynvml
-
-    return pynvml.nvmlDeviceGetHandleByUUID(name)
-
-
-def _busy(handle: Any) -> float | None:
-    """Returns the share of the last moments in which a GPU was busy; None for parts of GPUs."""
-    import pynvml
-
-    try:
-        return float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
-    except pynvml.NVMLError:
-        return None

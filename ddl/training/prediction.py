@@ -1,8 +1,6 @@
 """Predictions: the outputs of a task for each example, in order and without padding."""
 
 import dataclasses
-import functools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,36 +16,21 @@ from ddl.data.stream import Stream
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.draws import placing_of
-from ddl.errors import ConfigError, DataError, check_no_text, check_takes
+from ddl.errors import ConfigError, DataError, check_no_text
 from ddl.metrics import OfAllOutputs
 from ddl.microbatch import Microbatch
 from ddl.step.state import TrainingState
 from ddl.tasks.gather import Gathered
 from ddl.training.device_errors import device_errors
 
-_FORMS = 8  # of data, whose traces are kept
-
-Function = Callable[[dict[str, tf.Tensor]], Any]
-"""Maps features [batch, …] to a structure of outputs [batch, …]."""
-
 Rows = tuple[Any, dict[str, np.ndarray]]
-"""Outputs in the structure of the function, and features by name, without padding."""
+"""Outputs in the structure that `predict` returns, and features by name, without padding."""
 
 
 def form_of(pipeline: BatchPipeline) -> Any:
     """Returns all of a pipeline's data that a trace depends on."""
     spec = sorted(pipeline.element_spec.items())
     return (pipeline.always_full, *((n, tuple(one.shape), one.dtype.name) for n, one in spec))
-
-
-@dataclasses.dataclass
-class _Form:
-    """What a trace found of the outputs for data of one form."""
-
-    number: int
-    structure: Any = None
-    dtypes: Sequence[tf.DType] = ()
-    bytes_of_example: int = 0
 
 
 class Predictions:
@@ -76,14 +59,11 @@ class Predictions:
         self._pipeline_of = pipeline
         self._trained_on = trained_on or {}
         self._joins_workers = Workers(strategy).number > 1
-        self._forms: dict[Any, _Form] = {}
-        self._outputs = tf.function(self._traced, autograph=False)
-        # Pipeline, features, function and form; only while tracing: they would keep data alive.
-        self._tracing: Any = None
+        self._reading: Any = None  # pipeline and features, while tracing
 
-    def all(self, data: Any, state: TrainingState, function: Function | None = None) -> Any:
+    def all(self, data: Any, state: TrainingState) -> Any:
         """Returns the outputs of all examples, arrays [n, …]; see `batches`."""
-        return _joined(self.batches(data, state, function=function))[0]
+        return _joined(list(self.batches(data, state)))[0]
 
     def outputs(
         self, source: Source | Stream, state: TrainingState, metric: OfAllOutputs, *, keeps: bool
@@ -101,11 +81,20 @@ class Predictions:
           ConfigError: If the arrays would be larger than `metric.max_bytes`.
         """
         names = self.features_of(source, metric.features)
-        read = tuple(dict.fromkeys([*names, "weight"]))
-        batches = self.batches(source, state, read, keeps=keeps, max_bytes=metric.max_bytes)
+        every, held = [], 0
+        for rows in self.batches(source, state, tuple(dict.fromkeys([*names, "weight"]))):
+            held += sum(array.nbytes for array in tf.nest.flatten(rows))
+            if held > metric.max_bytes:
+                raise ConfigError(
+                    "The outputs and features for OfAllOutputs need more than the "
+                    f"{metric.max_bytes:,} bytes of OfAllOutputs.max_bytes. Raise it, name fewer "
+                    "features, or let predict return less."
+                )
+            if keeps:
+                every.append(rows)
         if not keeps:
-            return next((one for one in batches if one is not None), None)
-        outputs, features = _joined(batches)
+            return None
+        outputs, features = _joined(every)
         counts = features["weight"] != 0
         outputs = tf.nest.map_structure(lambda one: one[counts], outputs)
         return outputs, {name: features[name][counts] for name in names}
@@ -130,16 +119,13 @@ class Predictions:
                 )
         return names
 
-    def check_predicts(self, what: str, function: Function | None = None) -> None:
+    def check_predicts(self, what: str) -> None:
         """Raises ConfigError if the task has no `predict`, or the strategy is asynchronous.
 
         Args:
           what: Name of what needs the outputs, for the error.
-          function: Function that is called in place of `predict`.
         """
-        if function is not None:
-            check_takes("The function of predict", function, ("features",))
-        elif not callable(getattr(self._task, "predict", None)):
+        if not callable(getattr(self._task, "predict", None)):
             raise ConfigError(
                 f"{type(self._task).__name__} has no outputs to predict. Give it a method "
                 "predict(features) that returns a tensor [batch, …], or a dict or tuple of such "
@@ -157,10 +143,8 @@ class Predictions:
         state: TrainingState,
         features: Sequence[str] = (),
         first_batch: int = 0,
-        function: Function | None = None,
         *,
         keeps: bool = True,
-        max_bytes: float = math.inf,
     ) -> Iterator[Rows | None]:
         """Yields the outputs of each batch, and features of the data, without the padding.
 
@@ -169,126 +153,105 @@ class Predictions:
           state: The training's state; schedules of layers and tasks follow it.
           features: Names of features to yield beside the outputs.
           first_batch: Number of the first batch, counted from 0.
-          function: Function to call in place of the task's `predict`; it may call `ddl.gather`.
           keeps: Whether this process keeps the outputs; else each batch is None.
-          max_bytes: Largest size of all arrays, checked before they are computed.
 
         Raises:
           ConfigError: If the task has no `predict`, the strategy is asynchronous, or the outputs
-            are not tensors [batch, …], or larger than allowed.
+            are not tensors [batch, …].
           DataError: If the data cannot be read, do not fit the task, or lack a feature.
         """
         check_no_text("predict_batches.features", features)
-        self.check_predicts("predict", function)
+        self.check_predicts("predict")
         pipeline = self._checked(self._source_of_inputs(data), features)
         size, total = pipeline.global_batch_size, pipeline.count_examples()
+        form = repr((form_of(pipeline), tuple(features)))
         with data_errors(pipeline.source), device_errors():
             iterator = pipeline.iterator(self._strategy, first_batch)
-        form = self._form(pipeline, iterator, state, tuple(features), function)
-        if (needed := form.bytes_of_example * total) > max_bytes:
-            raise ConfigError(
-                f"The outputs and features of {total:,} examples for OfAllOutputs need "
-                f"{needed:,} bytes, {form.bytes_of_example:,} each, but OfAllOutputs.max_bytes is "
-                f"{max_bytes:,}. Raise it, name fewer features, or let predict return less."
-            )
+            # Traced not by a call: TensorFlow counts the traces of all predictions of a process
+            # together, and warns of frequent ones.
+            self._reading = pipeline, features
+            zero = tf.constant(0, tf.int64)
+            self._outputs.get_concrete_function(form, iterator, zero, state.batches, state.step)
+            self._reading = None  # which would keep the data alive
         for number in range(first_batch, -(-total // size)):
             with data_errors(pipeline.source), device_errors():
                 # What a batch draws depends on its number, wherever the reading began.
                 counter = tf.constant(number, tf.int64)
-                found = self._outputs(form.number, iterator, counter, state.batches, state.step)
+                found = self._outputs(form, iterator, counter, state.batches, state.step)
                 if not keeps:
                     yield None
                     continue
                 # As arrays at once: all outputs may not fit on a device.
-                rows = [
-                    np.concatenate([part.numpy() for part in parts]).astype(
-                        dtype.as_numpy_dtype, copy=False
-                    )[: total - number * size]
-                    for parts, dtype in zip(found, form.dtypes, strict=True)
-                ]
-            beside = [rows.pop() for _ in features][::-1]
-            outputs = tf.nest.pack_sequence_as(form.structure, rows)
+                left = total - number * size
+                rows = _joined([tf.nest.map_structure(lambda x: x.numpy(), one) for one in found])
+                outputs, beside = tf.nest.map_structure(lambda x, left=left: x[:left], rows)
             yield outputs, dict(zip(features, beside, strict=True))
 
-    def _form(
-        self,
-        pipeline: BatchPipeline,
-        iterator: Any,
-        state: TrainingState,
-        features: tuple[str, ...],
-        function: Function | None,
-    ) -> _Form:
-        """Returns the form of outputs; traces them at first."""
-        key = (form_of(pipeline), features, function)
-        if key in self._forms:
-            return self._forms[key]
-        if len(self._forms) >= _FORMS:  # such as by functions that each call defines anew
-            self._forms.clear()
-            self._outputs = tf.function(self._traced, autograph=False)
-        form = _Form(len(self._forms))
-        self._tracing = (pipeline, features, function, form)
-        try:
-            with data_errors(pipeline.source), device_errors():
-                # Not by a call: TensorFlow counts the traces of all predictions of a process
-                # together, and warns of frequent ones.
-                zero = tf.constant(0, tf.int64)
-                self._outputs.get_concrete_function(
-                    form.number, iterator, zero, state.batches, state.step
-                )
-        finally:
-            self._tracing = None
-        self._forms[key] = form
-        return form
-
-    def _traced(
-        self, form: int, iterator: Any, number: tf.Tensor, position: tf.Tensor, step: tf.Tensor
+    @tf.function(autograph=False)
+    def _outputs(
+        self, form: str, iterator: Any, number: tf.Tensor, position: tf.Tensor, step: tf.Tensor
     ) -> list[Any]:
-        """Returns outputs and features of a batch: a list of each replica's, or of all workers'."""
-        strategy, tracing = self._strategy, self._tracing
-        batch = tracing[0].next_batch(iterator, strategy, number)
-        found = strategy.run(functools.partial(self._of_replica, tracing), (batch, position, step))
+        """Returns outputs and features of a batch, of each replica or of all workers."""
+        strategy, (pipeline, features) = self._strategy, self._reading
+
+        def of_replica(batch: Batch) -> Any:
+            return self._of_replica(pipeline, features, batch, position, step)
+
+        def of_all(values: Any) -> tf.Tensor:
+            given = strategy.experimental_local_results(values)[0].dtype
+            return tf.cast(strategy.gather(strategy.run(_gatherable, (values,)), 0), given)
+
+        found = strategy.run(of_replica, (pipeline.next_batch(iterator, strategy, number),))
         if self._joins_workers:
-            return [[strategy.gather(one, 0)] for one in found]
-        return [strategy.experimental_local_results(one) for one in found]
+            return [tf.nest.map_structure(of_all, found)]
+        local = strategy.experimental_local_results
+        replicas = range(Workers(strategy).replicas_of_each)
+        return [tf.nest.map_structure(lambda x, r=r: local(x)[r], found) for r in replicas]
 
     def _of_replica(
-        self, tracing: Any, batch: Batch, position: tf.Tensor, step: tf.Tensor
-    ) -> list[tf.Tensor]:
-        pipeline, names, function, form = tracing
-        name = getattr(function, "__name__", "function")
-        if function is None:
-            function, name = self._task.predict, f"{type(self._task).__name__}.predict"
+        self,
+        pipeline: BatchPipeline,
+        names: Sequence[str],
+        batch: Batch,
+        position: tf.Tensor,
+        step: tf.Tensor,
+    ) -> tuple[Any, list[tf.Tensor]]:
         features = pipeline.examples(batch)
         microbatch = pipeline.microbatch(
             batch, features, training=False, step=step, position=position
         )
-        if function == getattr(self._task, "predict", None):
-            microbatch.gathering = _refuse
+        microbatch.gathering = _refuse
         beside = [features[each] for each in names]
         features = {each: v for each, v in features.items() if each != "weight"}
-        call = functools.partial(_called, function, name)
         microbatch.drawn = {}
         with microbatch.forward():
-            outputs = call(features)
+            outputs = self._called(features)
         if microbatch.drawn:  # once more, now that the rows of each draw can be told
             again = dataclasses.replace(microbatch, drawn=None, _calls={})
             with again.forward():
-                again.placing = placing_of(call, features)
-                outputs = call(features)
+                again.placing = placing_of(self._called, features)
+                outputs = self._called(features)
         rows = pipeline.global_batch_size // self._strategy.num_replicas_in_sync
         for one in tf.nest.flatten(outputs):
             shape = one.shape if tf.is_tensor(one) else tf.TensorShape([])
             if shape.rank == 0 or shape[0] != rows or not shape.is_fully_defined():
                 got = f"shape {shape}" if tf.is_tensor(one) else f"a {type(one).__name__}"
                 raise ConfigError(
-                    f"{name} must return tensors of static shape whose first dimension is the "
-                    f"batch, {rows}, got {got}. Pad a dimension that depends on the values."
+                    f"{type(self._task).__name__}.predict must return tensors of static shape whose"
+                    f" first dimension is the batch, {rows}, got {got}."
                 )
-        form.structure = tf.nest.map_structure(lambda _: None, outputs)
-        flat = tf.nest.flatten(outputs) + beside
-        form.bytes_of_example = sum(math.prod(x.shape[1:]) * x.dtype.size for x in flat)
-        form.dtypes = [x.dtype for x in flat]
-        return [_gatherable(x) for x in flat] if self._joins_workers else flat
+        return outputs, beside
+
+    def _called(self, features: dict[str, tf.Tensor]) -> Any:
+        try:
+            return self._task.predict(features)
+        except KeyError as error:
+            if error.args and error.args[0] not in features:
+                raise DataError(
+                    f"{type(self._task).__name__}.predict reads the feature {error.args[0]!r}, but "
+                    f"the data have only {', '.join(sorted(features))}. Add it to the data."
+                ) from error
+            raise
 
     def _source_of_inputs(self, data: Any) -> Source | Stream:
         is_dataset = isinstance(data, tf.data.Dataset)
@@ -328,21 +291,8 @@ class Predictions:
         return pipeline
 
 
-def _called(function: Function, name: str, features: dict[str, tf.Tensor]) -> Any:
-    try:
-        return function(features)
-    except KeyError as error:
-        if error.args and error.args[0] not in features:
-            raise DataError(
-                f"{name} reads the feature {error.args[0]!r}, but the data have only "
-                f"{', '.join(sorted(features))}. Add it to the data."
-            ) from error
-        raise
-
-
-def _joined(batches: Iterator[Rows | None]) -> Rows:
-    """Returns outputs and features of all batches, arrays [n, …]."""
-    every = [one for one in batches if one is not None]
+def _joined(every: Sequence[Any]) -> Any:
+    """Returns structures of arrays [b, …] as one structure of arrays [n, …]."""
     return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *every)
 
 
@@ -350,8 +300,7 @@ def _refuse(tensors: list[tf.Tensor], current: Microbatch) -> Gathered:
     """Refuses `ddl.gather` (`ddl.tasks.gather.Gathering`)."""
     raise ConfigError(
         "ddl.gather was called in predict, but an output must not depend on the other examples of "
-        "its batch. Compute it from the features of its example. Compare examples in a loss, or in "
-        "a function of all outputs (ddl.metrics.OfAllOutputs)."
+        "its batch. Compare examples in a loss, or in a ddl.metrics.OfAllOutputs."
     )
 
 

@@ -137,9 +137,8 @@ class LoopRunner:
         """Raises ConfigError within `busy`, as while `run` calls the loop or an action."""
         if self._is_busy:
             raise ConfigError(
-                f"{call} was called by a callback or an action, while Trainer.train runs. A "
-                "callback may evaluate, predict and assign to variables. To end the run, call "
-                "moment.end(reason) or trainer.request_stop()."
+                f"{call} was called by a callback or an action, while Trainer.train runs. To end "
+                "the run, call moment.end(reason) or trainer.request_stop()."
             )
 
     def check_not_lost(self) -> None:
@@ -178,17 +177,14 @@ class LoopRunner:
         if self._update.metrics.weight(self.state.sums) != 0:
             self._weight_seen = True
         elif self.step > first:
-            updates = f"All examples of the updates {first + 1:,} to {self.step:,} have weight 0"
             # Only logged in the first epoch, if an earlier example counted, or if the task gives
             # the weights: these may depend on the model and be 0 for a while.
-            of_epoch = next(iter(self._update.pipelines.values())).steps_per_epoch
-            whole_epoch = of_epoch is not None and self.step >= of_epoch
-            if whole_epoch and not (self._weight_seen or self._update.task_weighs):
-                raise DataError(
-                    f"{updates} in feature 'weight', so nothing is learned and the mean loss is "
-                    "undefined. Give a positive weight to the examples to train on."
-                )
-            logging.warning("%s, so the mean loss is NaN.", updates)
+            epoch = next(iter(self._update.pipelines.values())).steps_per_epoch
+            text = f"All examples of the updates {first + 1:,} to {self.step:,} have weight 0"
+            spared = self._weight_seen or self._update.task_weighs
+            if not spared and epoch is not None and self.step >= epoch:
+                raise DataError(f"{text} in feature 'weight'. Give some a positive weight.")
+            logging.warning("%s, so the mean loss is NaN.", text)
 
     def learning_rates(self) -> dict[str, float]:
         """Returns the learning rate of each optimizer's last update, by the name of its figure.

@@ -1,7 +1,7 @@
 """Checks of a trained state: that it is finite, and the same on all replicas."""
 
 import math
-from collections.abc import Iterable, Sequence
+import zlib
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,11 @@ from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, TrainingDiverged
 from ddl.layers.normalization import has_global_moments
 from ddl.step.moving_statistics import Statistics
+from ddl.step.sharding import variables_of
 from ddl.step.state import TrainingState
 from ddl.step.train_step import TrainStep
 from ddl.tasks.parts import copies_of, layers_of, own_items_of, own_variables_of
-from ddl.tasks.task import Task
+from ddl.tasks.task import Task, has_step
 
 _REMEDY = "Lower the learning rate, clip the gradient, or check the data."
 
@@ -54,22 +55,23 @@ def check_state_finite(state: TrainingState, update: TrainStep, max_skipped_upda
 class VariablesFinite:
     """Checks that variables stay finite."""
 
-    def __init__(self, variables: Iterable[tf.Variable], workers: Workers):
-        """Selects the variables to check.
+    def __init__(self, update: TrainStep, workers: Workers):
+        """Selects weights, slots, statistics and averages.
 
         Args:
-          variables: Variables that are not finite now, such as an untrained mask, are never
-            checked.
+          update: The update. Variables of it that are not finite now, such as an untrained mask,
+            are never checked.
           workers: The workers that check together.
         """
-        self._variables = [
-            variable
-            for variable in variables
-            if variable.dtype.is_floating and _is_finite(variable).numpy()
-        ]
+        task = update.task
+        models = layers_of(task) if has_step(task) else [task.model]
+        slots = [v for x in update.optimizers.values() for v in variables_of(x, update.sharding)]
+        averages = update.averages.variables if update.averages else ()
+        weights = {id(v): v.value for model in models for v in model.variables}
+        floating = [v for v in (*weights.values(), *slots, *averages) if v.dtype.is_floating]
+        self._variables = [v for v in floating if _is_finite(v).numpy()]
         self._workers = workers
         self._traced: Any = None
-        self._on_servers = any(map(is_on_server, self._variables))
 
     def check(self, step: int) -> None:
         """Raises TrainingDiverged with the name of the first variable that is not finite.
@@ -79,24 +81,22 @@ class VariablesFinite:
         """
         if not self._variables:
             return
-        finite = self._workers.gather(self._which()).min(axis=0)
+        if any(map(is_on_server, self._variables)):
+            # One after the other: a server copies a table of sparse updates for each read, and
+            # must not hold copies of all its variables at once.
+            own = np.array([_is_finite(variable).numpy() for variable in self._variables])
+        else:
+            # Not traced by a call: TensorFlow counts those of all trainers of a process together,
+            # and warns of frequent ones.
+            self._traced = self._traced or self._finite.get_concrete_function()
+            own = self._traced().numpy()
+        finite = self._workers.gather(own).min(axis=0)
         for variable, is_finite in zip(self._variables, finite, strict=True):
             if not is_finite:
                 raise TrainingDiverged(
                     f"Training diverged at step {step}: {variable.name.split(':')[0]} is not "
                     f"finite. {_REMEDY}"
                 )
-
-    def _which(self) -> np.ndarray:
-        """Returns which variables are finite: bool [variables]."""
-        if self._on_servers:
-            # One after the other: a server copies a table of sparse updates for each read, and
-            # must not hold copies of all its variables at once.
-            return np.array([_is_finite(variable).numpy() for variable in self._variables])
-        # Not traced by a call: TensorFlow counts those of all trainers of a process together, and
-        # warns of frequent ones.
-        self._traced = self._traced or self._finite.get_concrete_function()
-        return self._traced().numpy()
 
     @tf.function(autograph=False)
     def _finite(self) -> tf.Tensor:
@@ -128,30 +128,32 @@ def check_same_on_replicas(task: Task, strategy: tf.distribute.Strategy) -> None
     """
     if strategy.num_replicas_in_sync == 1:
         return
-    variables = [v for v in _variables(task, strategy) if _is_compared(v, strategy)]
-    everywhere = _gathered([copies_of(v) for v in variables], Workers(strategy))
-    for variable, values in zip(variables, everywhere, strict=True):
-        if not all(np.array_equal(value, values[0], equal_nan=True) for value in values):
-            texts = [f"{value.ravel()[:3].tolist()}" for value in values[:4]]
-            raise ReplicasDifferError(
-                f"The variable {variable.name.split(':')[0]!r} of {type(task).__name__} has other "
-                f"values on other replicas, of which a checkpoint would hold those of the first: "
-                f"{', '.join(texts)}. A layer or a loss, which sees the rows of its replica alone, "
-                "has assigned to it. In a layer, assign what ddl.layers.sum_over_replicas returns. "
-                "For a loss, assign in a method step(update, batch), such as "
-                "self.variable.assign(update.mean(self.function, batch)). Or make the variable "
-                "with aggregation=tf.VariableAggregation.MEAN."
-            )
-
-
-def _variables(task: Task, strategy: tf.distribute.Strategy) -> list[tf.Variable]:
+    workers, layers = Workers(strategy), layers_of(task)
     generators = [x for x in own_items_of(task) if isinstance(x, tf.random.Generator)]
     states = {id(generator.state) for generator in generators}
-    layers = layers_of(task)
     # Moments over all replicas may differ by their rounding on processors of several kinds.
     others = [layer for layer in layers if not has_global_moments(layer)]
-    own = [v for v in own_variables_of(task, layers) if id(v) not in states]
-    return own + Statistics(others, strategy).variables
+    every = [*own_variables_of(task, layers), *Statistics(others, strategy).variables]
+    variables = [v for v in every if id(v) not in states and _is_compared(v, strategy)]
+    values = [[copy.numpy() for copy in copies_of(v)] for v in variables]
+    same = [all(np.array_equal(x, own[0], equal_nan=True) for x in own) for own in values]
+    digests = [
+        zlib.crc32(own[0].tobytes()) if s else -1 for s, own in zip(same, values, strict=True)
+    ]
+    of_workers = workers.gather(np.array(digests)) if digests else np.zeros([1, 0])
+    for variable, own, found in zip(variables, values, of_workers.T, strict=True):
+        if (found == found[0]).all() and found[0] >= 0:
+            continue
+        texts = ", ".join(f"{value.ravel()[:3].tolist()}" for value in own[:4])
+        raise ReplicasDifferError(
+            f"The variable {variable.name.split(':')[0]!r} of {type(task).__name__} has other "
+            f"values on other replicas, here {texts}, of which a checkpoint would hold those of "
+            "the first. A layer or a loss, which sees the rows of its replica alone, has assigned "
+            "to it. In a layer, assign what ddl.layers.sum_over_replicas returns. For a loss, "
+            "assign in a method step(update, batch), such as self.variable.assign("
+            "update.mean(self.function, batch)). Or make the variable with "
+            "aggregation=tf.VariableAggregation.MEAN."
+        )
 
 
 def _is_compared(variable: tf.Variable, strategy: tf.distribute.Strategy) -> bool:
@@ -161,18 +163,3 @@ def _is_compared(variable: tf.Variable, strategy: tf.distribute.Strategy) -> boo
         and variable.synchronization != tf.VariableSynchronization.ON_READ
         and strategy.extended.variable_created_in_scope(variable)
     )
-
-
-def _gathered(
-    all_copies: Sequence[Sequence[tf.Variable]], workers: Workers
-) -> list[list[np.ndarray]]:
-    """Returns for each variable the values of all replicas of all workers, on the host."""
-    own = [[copy.numpy() for copy in copies] for copies in all_copies]
-    if workers.number == 1 or not own:
-        return own
-    # One message for all values. float64 represents the values of the narrower floats exactly.
-    flat = [np.reshape(value, -1).astype(np.float64) for values in own for value in values]
-    rows = workers.gather(np.concatenate(flat))
-    ends = np.cumsum([len(part) for part in flat])[:-1]
-    parts = iter(np.split(rows, ends, axis=1))
-    return [[row for _ in values for row in next(parts)] for values in own]

@@ -1,6 +1,6 @@
 """The Trainer: distributes the data, runs the training loop on the devices, reads the results."""
 
-import gc
+import functools
 import inspect
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -16,35 +16,26 @@ from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, did_you_mean
 from ddl.metrics import OfAllOutputs
-from ddl.optimizers.groups import Optimizers, from_keras_name
+from ddl.optimizers.groups import Optimizers, by_name, from_keras_name
 from ddl.precision import LossScale
 from ddl.signals import deferring_interrupt
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.gradients import Limit
+from ddl.step.probes import Probes
 from ddl.step.remat import Remat
 from ddl.step.state import TrainingState
 from ddl.step.weight_average import ExponentialMovingAverage
 from ddl.tasks.parts import layers_of
 from ddl.tasks.task import StepTask, Task, check_task
-from ddl.training import checks
+from ddl.training import building, checks
 from ddl.training.actions import Action, checked_actions, length_in_steps
-from ddl.training.building import (
-    Losses,
-    Pipelines,
-    build_update,
-    changed_variables,
-    planned,
-    training_layers,
-)
 from ddl.training.evaluation import Evaluations, EvaluationWeights
 from ddl.training.history import History
 from ddl.training.pace import Pace
-from ddl.training.prediction import Function, Predictions
+from ddl.training.prediction import Predictions
 from ddl.training.progress import shown
 from ddl.training.runner import LoopRunner
 from ddl.training.state_checks import VariablesFinite
-
-_MUCH_DATA = 1 << 26  # bytes
 
 
 class Trainer:
@@ -135,13 +126,7 @@ class Trainer:
             scope, or the optimizer was used before.
           DataError: If the data do not fit the task.
         """
-        checks.check_types(
-            Trainer.__init__,
-            locals(),
-            "strategy seed shuffle clip_norm weight_average loss_scale max_skipped_updates "
-            "steps_per_loop data_on_device communication jit_compile batch_moments remat "
-            "shard_optimizer_state",
-        )
+        checks.check_types(Trainer.__init__, locals())
         check_task(task)
         task = cast(Task, task)
         self.task: Any = task  # whose own attributes a type checker does not know
@@ -160,11 +145,9 @@ class Trainer:
         self.pace = Pace(steps_per_loop)
         self._workers = workers
 
-        self._data = data = Pipelines(
+        self._data = data = building.Pipelines(
             *(task, train_data, global_batch_size, accumulation_steps),
-            seed=seed,
-            shuffle=shuffle,
-            data_on_device=data_on_device,
+            *(seed, shuffle, data_on_device),
         )
         self.pipelines = data.train
         """Pipeline of each source of training data, by its name; "" if there is only one."""
@@ -173,11 +156,10 @@ class Trainer:
         self.eval_pipeline = self._eval_pipeline(eval_data) if self.has_eval_data else None
         """Pipeline of the evaluation data; None without any."""
         checks.check_same_data(strategy, data.train, self.eval_pipeline)
-        if sum(map(_bytes_in_memory, data.train.values())) > _MUCH_DATA:
-            gc.collect()  # a Trainer that a notebook replaces refers to itself
-
-        losses = Losses(task, self.optimizer, strategy, data.train)
-        plan = planned(task, self.optimizer, losses, strategy, data.train, accumulation_steps)
+        probes = Probes(task, strategy, list(by_name(self.optimizer).values()))
+        plan = building.planned(
+            task, self.optimizer, probes, strategy, data.train, accumulation_steps
+        )
         self._predictions = Predictions(
             task,
             strategy,
@@ -185,25 +167,22 @@ class Trainer:
             data.first.element_spec if "" in data.train else None,
         )
         self._evaluations = Evaluations(
-            *(self.eval_pipeline, losses.evaluated, Compiler(jit_compile, strategy, "evaluation")),
+            *(
+                self.eval_pipeline,
+                functools.partial(building.probed_loss, probes, task, strategy),
+                Compiler(jit_compile, strategy, "evaluation"),
+            ),
             *(corpus_metrics, self._predictions, strategy),
         )
-        self.training_layers = training_layers(task, plan)
+        self.training_layers = building.training_layers(task, plan)
         """Layers of the task, without those that only compute as in an evaluation."""
         checks.warn_of_batch_moments(
             self.training_layers, strategy, accumulation_steps, batch_moments
         )
         checks.warn_of_tf32(strategy)
-        self._update = update = build_update(
-            *(task, self.optimizer, plan, data.train, strategy),
-            batch_moments=batch_moments,
-            clip_norm=clip_norm,
-            weight_average=weight_average,
-            loss_scale=loss_scale,
-            communication=communication,
-            jit_compile=jit_compile,
-            remat=remat,
-            shard_optimizer_state=shard_optimizer_state,
+        self._update = update = building.build_update(
+            *(task, self.optimizer, plan, data.train, strategy, clip_norm, weight_average),
+            *(loss_scale, batch_moments, communication, jit_compile, remat, shard_optimizer_state),
         )
         checks.warn_of_dense_updates(update)
         self.metric_names = update.metrics.names
@@ -218,7 +197,7 @@ class Trainer:
         """Averages of the weights and of the moving statistics; None without `weight_average`."""
         self.history = History()
         """Figures that training and evaluation have read, by step."""
-        self._finite = VariablesFinite(changed_variables(update), workers)
+        self._finite = VariablesFinite(update, workers)
         self._trained = checks.TrainedVariables(task)
         self._weights = EvaluationWeights(update.averages)
         self._runner = LoopRunner(
@@ -365,8 +344,7 @@ class Trainer:
             all examples have weight 0.
           KeyboardInterrupt: On SIGINT, in the main thread, after the evaluation.
         """
-        checks.check_one_data_set("evaluate", data, others)
-        self._check_can_run("Trainer.evaluate")
+        self._check_call("evaluate", others)
         pipeline = self.eval_pipeline
         if data is not None:
             may_reside = traits_of(self.strategy).asynchronous  # arrays are then sent to workers
@@ -382,13 +360,7 @@ class Trainer:
                 self.history.write(self.step, self.epoch_at(self.step), "eval", means)
         return means
 
-    def predict(
-        self,
-        data: Any,
-        *others: Any,
-        averaged: bool = True,
-        function: Function | None = None,
-    ) -> Any:
+    def predict(self, data: Any, *others: Any, averaged: bool = True) -> Any:
         """Returns the outputs of the task's `predict` for each example, in order.
 
         Eager, cross-replica context, on all workers.
@@ -398,11 +370,9 @@ class Trainer:
             a `tf.data.Dataset` of inputs.
           *others: Must be empty.
           averaged: As in `evaluate`.
-          function: Function of the features [batch, …] to call in place of the task's `predict`,
-            such as another method of the task. It is traced once.
 
         Returns:
-          Arrays [n, …], in the structure that `predict` of the task, or `function`, returns.
+          Arrays [n, …], in the structure that `predict` of the task returns.
 
         Raises:
           ConfigError: If the task has no `predict` or its outputs are not [batch, …].
@@ -410,10 +380,9 @@ class Trainer:
             in the training data.
           KeyboardInterrupt: On SIGINT, in the main thread, after the prediction.
         """
-        checks.check_one_data_set("predict", data, others)
-        self._check_can_run("Trainer.predict")
+        self._check_call("predict", others)
         with deferring_interrupt(), self.evaluation_weights(averaged=averaged):
-            return self._predictions.all(data, self.state, function)
+            return self._predictions.all(data, self.state)
 
     def predict_batches(
         self,
@@ -448,7 +417,7 @@ class Trainer:
           ConfigError: As `predict`.
           DataError: As `predict`, or if the data lack one of `features`.
         """
-        self._check_can_run("Trainer.predict_batches")
+        self._check_call("predict_batches")
         with self.evaluation_weights(averaged=averaged):
             yield from self._predictions.batches(
                 data, self.state, features, first_batch, keeps=keeps
@@ -479,9 +448,14 @@ class Trainer:
         """Raises ConfigError within `evaluation_weights`."""
         self._weights.check_not_applied()
 
-    def _check_can_run(self, call: str) -> None:
-        """Raises ConfigError if a call runs on one worker alone, or the weights are not known."""
-        self._workers.check_together(call)
+    def _check_call(self, method: str, others: Sequence[Any] = ()) -> None:
+        """Raises ConfigError for several data sets, and where not all workers can take part."""
+        if others:
+            raise ConfigError(
+                f"{method} takes one data set, got {1 + len(others)} positional arguments. Pass "
+                f"inputs and labels as one argument: {method}((x, y))."
+            )
+        self._workers.check_together(f"Trainer.{method}")
         self._runner.check_not_lost()
 
     # ------------------------------------------------------------ readings
@@ -533,17 +507,6 @@ class Trainer:
         return float(self.state.loss_scale) if self._update.loss_scale else None
 
     @property
-    def learning_rate(self) -> float:
-        """Learning rate of the last update, or of the first; ConfigError for several optimizers."""
-        (rate, *others) = self.learning_rates.values()
-        if others:
-            raise ConfigError(
-                "trainer.learning_rate needs a Trainer with one optimizer, got "
-                f"{', '.join(self._update.optimizers)}. Read trainer.learning_rates, a dict."
-            )
-        return rate
-
-    @property
     def learning_rates(self) -> dict[str, float]:
         """Learning rate of each optimizer, as "learning_rate" or "learning_rate/NAME"."""
         return self._runner.learning_rates()
@@ -585,9 +548,3 @@ class Trainer:
     def epoch_at(self, step: int) -> float:
         """Returns the passes over the training data at a step; 0 for data of unknown length."""
         return step / self.steps_per_epoch if self.steps_per_epoch else 0.0
-
-
-def _bytes_in_memory(pipeline: BatchPipeline) -> int:
-    """Returns the bytes of the arrays of a pipeline, or 0."""
-    arrays = getattr(pipeline.source, "arrays", None) or {}
-    return sum(array.nbytes for array in arrays.values())

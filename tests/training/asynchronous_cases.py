@@ -1,6 +1,6 @@
 """Parameter servers, workers and the chief in one process, which each test starts separately.
 
-  python -m tests.training.asynchronous.cases WORKERS SERVERS NAME…
+  python -m tests.training.asynchronous_cases WORKERS SERVERS NAME…
 
 Prints the result of each named function as a line of JSON. Functions that keep files do so in the
 folder that the environment variable CASES names.
@@ -26,7 +26,7 @@ from ddl.distribution.parameter_servers import build_parameter_server_strategy, 
 from ddl.launcher.tasks import cluster_tasks, free_ports, tf_configs
 from ddl.precision import LossScale, set_precision
 from ddl.run import train
-from ddl.training.asynchronous.batches import WorkerBatches
+from ddl.training.asynchronous import WorkerBatches
 from tests.training import parity_cases
 
 

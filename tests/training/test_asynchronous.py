@@ -9,12 +9,12 @@ import pytest
 
 from tests.processes import forked
 from tests.run.whole_runs import ROOT
-from tests.training.asynchronous.cases import PARITY
+from tests.training.asynchronous_cases import PARITY
 
 
 def run(workers: int, *names: str, servers: int = 2, folder: str | Path = "") -> dict:
     """Runs functions of cases.py on a cluster; returns their results by name."""
-    module, numbers = "tests.training.asynchronous.cases", (str(workers), str(servers))
+    module, numbers = "tests.training.asynchronous_cases", (str(workers), str(servers))
     done = forked.run(
         [sys.executable, "-m", module, *numbers, *names],
         cwd=ROOT,

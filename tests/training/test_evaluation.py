@@ -223,7 +223,7 @@ def test_outputs_of_all_dtypes_pass_between_workers(monkeypatch):
         "gather",
         lambda self, one, axis: gathered.append(one.values[0].dtype) or gather(self, one, axis),
     )
-    found = trainer._parts.given.predict(DATA, trainer.state)
+    found = trainer.predict(DATA)
     assert {x.name for x in gathered} <= {"float16", "float32", "float64", "int32", "int64"}
     for name in DTYPES:
         expected = limits(name, tf.constant(LABELS)).numpy()
