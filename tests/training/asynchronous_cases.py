@@ -24,7 +24,7 @@ from ddl.distribution.cluster import ClusterRole, ClusterTimeouts
 from ddl.distribution.communication import Communication
 from ddl.distribution.parameter_servers import build_parameter_server_strategy, start_server
 from ddl.launcher.tasks import cluster_tasks, free_ports, tf_configs
-from ddl.precision import LossScale, set_precision
+from ddl.precision import set_precision
 from ddl.run import train
 from ddl.training.asynchronous import WorkerBatches
 from tests.training import parity_cases
@@ -149,20 +149,6 @@ class _BySplit(ddl.Classification):
         return output._replace(metrics={**output.metrics, **own})
 
 
-def overflows(strategy: tf.distribute.Strategy) -> Any:
-    """Trains in float16 from a loss scale that is much too large."""
-    trained = trainer(strategy, "mixed_float16", loss_scale=LossScale(2.0**24))
-    figures = trained.train(200)
-    return {
-        "step": trained.step,
-        "iterations": int(trained.optimizer.iterations.numpy()),
-        "skipped": trained.skipped_updates,
-        "scale": trained.loss_scale,
-        "finite": bool(np.all([np.isfinite(v.numpy()).all() for v in trained.model.variables])),
-        "loss": figures["loss"],
-    }
-
-
 def refused(strategy: tf.distribute.Strategy) -> Any:
     """Returns the errors for data that cannot be sent to workers, and for predictions."""
     source = ddl.data.Source([{"image": 1.0}] * 10)
@@ -171,6 +157,7 @@ def refused(strategy: tf.distribute.Strategy) -> Any:
     placement = train.Placement(strategy, Communication())
     return [
         _error(lambda: WorkerBatches(ddl.data.BatchPipeline(source, 5))),
+        _error(lambda: trainer(strategy, "mixed_float16")),
         _error(lambda: trained.predict(np.zeros([2, 8, 8, 1]))),
         _error(lambda: train.run(placement, None, mode="predict", predictions="x.jsonl")),
     ]

@@ -1,6 +1,5 @@
-"""Workers whose data differ from the chief's."""
+"""Checks before training: workers whose data differ, and settings that are fixed."""
 
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,8 +10,10 @@ import tensorflow as tf
 
 import ddl
 from ddl.data import BatchPipeline
-from ddl.errors import DataError
-from ddl.training.checks import same_data
+from ddl.errors import ConfigError, DataError
+from ddl.training import checks
+from ddl.training.actions import EachLoop
+from tests.conftest import make_strategy
 
 
 def written(folder):
@@ -48,14 +49,11 @@ class Worker:
         self.barrier()
         return found
 
-    def gather(self, values):
-        return np.array(self.gather_texts(values))
-
 
 @pytest.fixture
 def difference(monkeypatch):
     """Checks data on two workers; returns the error, which both raise, or None."""
-    monkeypatch.setattr(same_data, "Workers", lambda strategy: strategy)
+    monkeypatch.setattr(checks, "Workers", lambda strategy: strategy)
 
     def checked(here, there):
         pipelines = [BatchPipeline(ddl.data.as_source(data), 4) for data in (here, there)]
@@ -64,7 +62,7 @@ def difference(monkeypatch):
         def on_worker(index):
             try:
                 data = pipelines[index]
-                same_data.check_same_data(Worker(index, texts, both), {"": data}, data)
+                checks.check_same_data(Worker(index, texts, both), {"": data}, data)
             except DataError as error:
                 return str(error)
             return None
@@ -80,7 +78,6 @@ def difference(monkeypatch):
 def test_equal_data_pass(difference, tmp_path):
     for make in (
         lambda: {"x": np.arange(6), "name": ["a"] * 6},
-        lambda: {"x": [b"a\0", b"b"]},
         lambda: ddl.data.tf_records(written(tmp_path), decode=decode),
         lambda: tf.data.Dataset.range(3).map(lambda x: {"x": x}),
     ):
@@ -93,33 +90,24 @@ def test_a_stream_that_cannot_be_repeated_is_refused(difference):
     assert "Two reads of the first examples of The tf.data.Dataset differ" in difference(data, data)
 
 
-def test_a_file_that_is_missing_or_cut_is_named(difference, tmp_path):
-    def nested(paths):
-        half = ddl.data.subset(ddl.data.tf_records(paths, decode=decode), 4)
-        return ddl.data.mix([half, half], [0.5, 0.5])
-
+def test_a_file_that_is_missing_is_found_whatever_its_folder(difference, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
+    read = lambda paths: ddl.data.tf_records(paths, decode=decode)  # noqa: E731
     files, copies = written(tmp_path), written(other)
-    assert difference(nested(files), nested(copies)) is None  # the folder may be another one
-    name = os.path.basename(files[2])
-    text = difference(nested(files), nested(copies[:2]))
-    assert "Worker 1 must read the data of worker 0, but they differ in\n" in text
-    assert "\n  files of the training data: 6 (digest" in text
-    assert f"\n  only on worker 0: {name} (" in text
-    assert text.endswith("Give all workers the same files, and start all of them again.")
-    os.truncate(copies[2], 0)
-    text = difference(nested(files), nested(copies))
-    assert f"\n  only on worker 1: {name} (0 bytes)\n" in text
+    assert difference(read(files), read(copies)) is None
+    with open(copies[0], "ab") as file:  # another size
+        file.write(b"more")
+    assert "the files of the training data are 3 (digest" in difference(read(files), read(copies))
+    text = difference(read(files), read(files[:2]))
+    assert "the examples of the training data are 6 on worker 0 and 4 on worker 1" in text
 
 
 @pytest.mark.parametrize(
     ("other", "expected"),
     [
-        ({"x": np.arange(5)}, "examples of the training data: 6 on worker 0, 5 on worker 1"),
-        ({"x": np.arange(9)}, "steps per epoch of the evaluation data: 2 on worker 0, 3 on work"),
-        ({"x": np.arange(6.0)}, "features of the training data: x int64 () on worker 0, x float64"),
-        ({"x": np.array([0, 1, 2, 3, 5, 4])}, "arrays of the training data: digest of rows"),
+        ({"x": np.arange(6.0)}, "features of the training data are x int64 () on worker 0 and x"),
+        ({"x": np.array([0, 1, 2, 3, 5, 4])}, "the 'x' of the training data are digest"),
     ],
 )
 def test_arrays_that_differ(difference, other, expected):
@@ -130,27 +118,46 @@ def test_floats_that_differ_are_warned_of(difference, caplog):
     """Machines may round a preprocessing differently."""
     rows = np.arange(6.0)
     assert difference({"x": rows, "y": np.arange(6)}, {"x": rows + 1e-9, "y": np.arange(6)}) is None
-    assert "floats of the training data and evaluation data differ between worker 0" in caplog.text
-    both = difference({"x": rows, "y": np.arange(6)}, {"x": rows + 1, "y": np.arange(6)[::-1]})
-    assert "arrays of the training data" in both
+    assert "the floats 'x' of the training data are" in caplog.text
 
 
-def test_the_parts_of_a_mixture_may_lie_in_other_folders(difference, tmp_path):
-    def mixture(folder):
-        (tmp_path / folder).mkdir()
-        (tmp_path / "shared").mkdir(exist_ok=True)
-        paths = [written(tmp_path / name) for name in (folder, "shared")]
-        return ddl.data.mix([ddl.data.tf_records(p, decode=decode) for p in paths], [0.5, 0.5])
-
-    assert difference(mixture("node0"), mixture("node1")) is None
+DATA = {"image": np.ones((8, 3), "f4"), "label": np.arange(8) % 2}
 
 
-def test_a_trainer_checks_its_data_before_it_builds_the_model(monkeypatch):
-    def check(strategy, train, evaluation):
-        raise DataError(f"{list(train)} {evaluation.num_examples}")
+@pytest.fixture
+def trainer():
+    with make_strategy("one_device", 1).scope():
+        layers = [keras.layers.Dense(4, name="hidden"), keras.layers.Dense(2, name="logits")]
+        task = ddl.Classification(keras.Sequential([keras.Input((3,)), *layers]))
+        return ddl.Trainer(task, keras.optimizers.SGD(0.1), DATA, global_batch_size=4)
 
-    monkeypatch.setattr("ddl.training.assembly.check_same_data", check)
-    data, other = ({"image": np.zeros([n, 2]), "label": np.arange(n)} for n in (6, 5))
-    task = ddl.Classification(ddl.models.mlp((2,), 6))
-    with pytest.raises(DataError, match=r"\[''\] 5"):
-        ddl.Trainer(task, keras.optimizers.SGD(0.1), data, eval_data=other, global_batch_size=2)
+
+def test_attributes_of_a_trainer_are_fixed(trainer):
+    for name in ("optimizer", "model", "clip_norm", "seed", "steps_per_epoch", "learning_rate"):
+        with pytest.raises(ConfigError, match=rf"trainer\.{name} cannot be .*Create a new Trainer"):
+            setattr(trainer, name, None)
+    trainer.evaluate = lambda: {"loss": 0.0}  # a method can be replaced
+    assert trainer.evaluate() == {"loss": 0.0}
+
+
+def test_the_trained_variables_are_fixed(trainer):
+    def freeze(step):
+        trainer.model.get_layer("hidden").trainable = False
+
+    with pytest.raises(ConfigError, match="trainable of layer 'hidden' has no effect: it was True"):
+        trainer.train(4, [EachLoop(freeze)])
+    trainer.model.get_layer("hidden").trainable = True
+    trainer.train(1)
+    trainer.model.add(keras.layers.Dense(2, name="more"))
+    with pytest.raises(ConfigError, match=r"list of trainable variables of task\.model"):
+        trainer.train(1)
+
+
+def test_a_rate_that_is_a_number_can_be_changed(trainer):
+    trainer.train(1)
+    before = trainer.model.get_weights()
+    trainer.optimizer.learning_rate = 0.0
+    trainer.train(1)
+    assert trainer.learning_rates == {"learning_rate": 0.0}
+    for one, other in zip(trainer.model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(one, other)

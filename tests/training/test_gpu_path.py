@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import ddl
 from ddl.data import BatchPipeline
-from ddl.training.loop.row_tables import RowTables
+from ddl.training.loop import RowTables
 from tests.conftest import LikeGpus, make_strategy, save
 from tests.step.test_step_graph import operations, trainer
 from tests.training.parity_cases import (

@@ -1,4 +1,4 @@
-"""The figures that a trainer keeps, and their plots."""
+"""The figures that a trainer keeps."""
 
 import math
 
@@ -33,8 +33,7 @@ def test_rows():
     assert history[0] == {**first, "learning_rate": 0.1}
     assert history[1] == {"step": 10, "epoch": 1.0, "split": "eval", "loss": 2.5, "accuracy": 0.5}
     assert [row["split"] for row in history] == ["train", "eval", "train"]
-    assert math.isnan(history[-1]["learning_rate"])
-    assert [history[n] == row for n, row in enumerate(history)] == [True, True, False]  # NaN
+    assert list(history) == [history[n] for n in range(3)]
     assert [row["step"] for row in history[1:]] == [10, 20]
     assert "3 rows" in repr(history)
     with pytest.raises(IndexError):
@@ -61,41 +60,6 @@ def test_rows_after_a_step_are_dropped():
     assert [(row["step"], row["split"]) for row in history] == [(10, "train"), (10, "eval")]
     history.write(15, 1.5, "train", {"loss": 3.0})
     assert history[-1]["loss"] == 3.0
-
-
-def test_a_data_frame():
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame(made_history())
-    assert list(frame["split"]) == ["train", "eval", "train"]
-    assert frame["learning_rate"].isna().tolist() == [False, True, True]
-
-
-@pytest.fixture
-def pyplot(monkeypatch):
-    monkeypatch.setenv("MPLBACKEND", "agg")
-    pyplot = pytest.importorskip("matplotlib.pyplot")
-    yield pyplot
-    pyplot.close("all")
-
-
-@pytest.mark.usefixtures("pyplot")
-def test_a_plot_has_axes_for_each_figure_and_a_line_for_each_split():
-    axes = made_history().plot()
-    assert [one.get_title() for one in axes] == ["loss", "accuracy"]
-    assert [line.get_label() for line in axes[0].lines] == ["train", "eval"]
-    np.testing.assert_array_equal(axes[0].lines[0].get_xydata(), [[10, 2], [20, 1]])
-    (axis,) = made_history().plot("learning_rate")
-    assert len(axis.lines) == 1
-    with pytest.raises(ConfigError, match="no figure 'los', only loss.* Did you mean loss"):
-        made_history().plot("los")
-    with pytest.raises(ConfigError, match="empty"):
-        History().plot()
-
-
-def test_a_plot_without_matplotlib(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    with pytest.raises(ConfigError, match=r"pip install '\.\[plots\]'"):
-        made_history().plot()
 
 
 def test_what_a_trainer_reads_is_in_its_history(tmp_path):

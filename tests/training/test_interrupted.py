@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 
 import keras
 import numpy as np
@@ -12,7 +11,6 @@ import tensorflow as tf
 import ddl
 from ddl import microbatch
 from ddl.errors import ConfigError, DataError
-from ddl.training.actions import EachLoop
 from tests.conftest import make_strategy
 
 STEPS = 100_000
@@ -95,20 +93,6 @@ def test_an_interrupt_ends_the_loop_and_keeps_its_state(tmp_path):
             np.testing.assert_array_equal(value, expected)
 
 
-def test_an_interrupt_in_an_action_ends_training_after_it():
-    trainer = make_trainer(steps_per_loop=2)
-    done = []
-
-    def interrupted(step):
-        os.kill(os.getpid(), signal.SIGINT)
-        done.append(step)
-
-    with pytest.raises(KeyboardInterrupt):
-        trainer.train(STEPS, [EachLoop(interrupted)])
-    assert done[0] == 2
-    assert updates(trainer) == (done[-1], done[-1])
-
-
 def test_an_interrupt_while_tracing_leaves_the_trainer_whole():
     class InTrace(ddl.Classification):
         trainer = None
@@ -143,14 +127,6 @@ def test_an_interrupted_evaluation_gives_the_weights_back():
         np.testing.assert_array_equal(value, expected)
     trainer.train(1)
     assert updates(trainer) == (4, 4)
-
-
-def test_a_thread_trains_without_a_handler():
-    trainer = make_trainer()
-    thread = threading.Thread(target=trainer.train, args=(3,))
-    thread.start()
-    thread.join()
-    assert updates(trainer) == (3, 3)
 
 
 def broken():
@@ -204,16 +180,3 @@ def test_an_error_before_the_first_update_changes_nothing():
     task.fails = False
     trainer.train(2)
     assert updates(trainer) == (2, 2)
-
-
-def test_an_error_of_an_action_keeps_the_state():
-    trainer = make_trainer(steps_per_loop=2)
-
-    def fails(step):
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        trainer.train(4, [EachLoop(fails)])
-    assert updates(trainer) == (2, 2)
-    trainer.train(1)
-    assert updates(trainer) == (3, 3)

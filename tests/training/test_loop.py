@@ -1,5 +1,8 @@
-"""Tables of rows: the rows of the iterator, for many updates."""
+"""The training loop: tables of rows, and several updates in one piece that XLA compiles."""
 
+import functools
+
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,9 +10,12 @@ import tensorflow as tf
 from ddl.data import BatchPipeline, Source
 from ddl.data.batch import Batch
 from ddl.random import batch_counter
-from ddl.training.loop import row_tables
-from ddl.training.loop.row_tables import RowTables
+from ddl.step.compiled.compiler import Compiler
+from ddl.training import loop
+from ddl.training.loop import RowTables
 from tests.conftest import make_strategy
+from tests.training.parity_cases import UNEVEN, WEIGHED, Case, make_trainer, mlp
+from tests.training.test_trainer import all_copies, overflowing_trainer
 
 
 def pipeline_of(num_examples=22, **kwargs):
@@ -24,7 +30,7 @@ def test_tables_hold_the_rows_of_the_iterator(
     kind, replicas, num_examples, place_dtype, monkeypatch
 ):
     """Across three tables, and after a jump to an earlier and a later update."""
-    monkeypatch.setattr(row_tables, "_MOST", 16)
+    monkeypatch.setattr(loop, "_MOST", 16)
     strategy = make_strategy(kind, replicas)
     pipeline = pipeline_of(num_examples, microbatches=2)
     pipeline.batches_per_update = 2
@@ -50,17 +56,87 @@ def test_tables_hold_the_rows_of_the_iterator(
             place = tf.cast(update - first, place_dtype)
             found = examples(Batch(table[""], arrays, counter, place))
             np.testing.assert_array_equal(found, examples(Batch(next(iterator), arrays, counter)))
-            assert tables.end_at(update + 1) == (update + 1 == int(first) + 16)
 
 
-def test_each_resident_source_has_a_table_of_one_length():
-    one, streamed = make_strategy("one_device", 1), pipeline_of(resident=False)
-    tables = RowTables({"a": pipeline_of(), "b": pipeline_of(9), "c": streamed}, one)
-    first, table = tables.at(7)
-    assert (first.numpy(), set(table)) == (7, {"a", "b"})
-    assert table["a"]["index"].shape == table["b"]["index"].shape == (1024, 8)
-    large = BatchPipeline(Source({"x": np.zeros(10)}), 1 << 20)
-    assert RowTables({"a": pipeline_of(), "large": large}, one).length == 16
-    none = RowTables({"": streamed}, one)
-    assert none.at(5)[1] == {}
-    assert not none.end_at(6)
+@pytest.fixture
+def pieces(monkeypatch):
+    """What each call of a compiler that compiled traced, by the name of the function."""
+    traced = []
+    call = Compiler.__call__
+
+    def noted(self, function):
+        if self.is_on:
+            traced.append(function.__qualname__)
+        return call(self, function)
+
+    monkeypatch.setattr(Compiler, "__call__", noted)
+    return traced
+
+
+def in_pieces(traced):
+    return any("_in_pieces" in name for name in traced)
+
+
+CASE = Case(
+    functools.partial(mlp, dropout=0.3),
+    lambda: keras.optimizers.Adam(0.01),
+    WEIGHED,
+    {"clip_norm": 0.05},
+)
+
+
+def results(jit_compile, steps=(7, 9, 3)):
+    strategy = make_strategy("one_device", 1)
+    trainer = make_trainer(CASE, strategy, "float64", jit_compile=jit_compile)
+    losses = [trainer.train(number)["loss"] for number in steps]
+    assert (trainer.step, trainer.trace_count) == (sum(steps), 1)
+    return losses, all_copies(trainer)
+
+
+@functools.cache
+def one_by_one():
+    return results("off")
+
+
+@pytest.mark.usefixtures("gpu_path")
+def test_the_same_as_one_by_one(pieces, monkeypatch):
+    """With epochs of five batches, so that pieces end at the ends of epochs and of loops."""
+    monkeypatch.setattr(loop, "_AT_ONCE", 3)
+    losses, copies = results("on")
+    assert in_pieces(pieces)
+    expected_losses, expected = one_by_one()
+    np.testing.assert_allclose(losses, expected_losses, rtol=0, atol=1e-10)
+    for one, other in zip(copies, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-10)
+
+
+@pytest.mark.usefixtures("gpu_path")
+def test_ends_at_the_update_that_is_one_skip_too_many(pieces):
+    """Batches 1, 3 and 4 overflow; the batches after them in the piece are not consumed."""
+    bad = tf.constant([-1, 0, -1, 0, 0, -1, -1, -1])
+    trainer = overflowing_trainer(
+        make_strategy("one_device", 1),
+        lambda batch: bad[batch],
+        batch_normalization=False,
+        max_skipped_updates=2,
+        jit_compile="on",
+    )
+    state = trainer._runner.loop.run(trainer.state, 6)
+    assert in_pieces(pieces)
+    assert (int(state.step), int(state.batches), int(state.skipped_in_a_row)) == (2, 5, 2)
+    assert float(state.loss_scale) == 128.0
+
+
+@pytest.mark.usefixtures("gpu_path")
+def test_stops_between_two_pieces(monkeypatch):
+    monkeypatch.setattr(loop, "_AT_ONCE", 2)
+    trainer = make_trainer(
+        Case(mlp, lambda: keras.optimizers.SGD(0.05), UNEVEN),
+        make_strategy("one_device", 1),
+        "float32",
+        jit_compile="on",
+    )
+    reads = iter([False, True])  # before each piece
+    of_tf = lambda: tf.py_function(lambda: next(reads, True), [], tf.bool)  # noqa: E731
+    monkeypatch.setattr(trainer._runner.loop._stop, "ends_loop", of_tf)
+    assert int(trainer._runner.loop.run(trainer.state, 100).step) == 2
