@@ -64,12 +64,6 @@ def ranges(strategy: tf.distribute.Strategy) -> Any:
     return [float(np.max(np.abs(ours - theirs))) for ours, theirs in zip(*found, strict=True)]
 
 
-def rmsprop(strategy: tf.distribute.Strategy) -> Any:
-    """Returns the loss with an optimizer that creates a temporary variable in each update."""
-    trained = trainer(strategy, "float32", lambda: keras.optimizers.RMSprop(0.001))
-    return trained.train(400)["loss"]
-
-
 def momentum() -> keras.optimizers.Optimizer:
     return keras.optimizers.SGD(0.001, momentum=0.9)
 

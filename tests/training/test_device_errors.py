@@ -5,13 +5,10 @@ import sys
 import pytest
 import tensorflow as tf
 
-import ddl
 from ddl.data.checks import data_errors
 from ddl.errors import DeviceError
 from ddl.training.device_errors import device_errors
-from tests.conftest import make_strategy
 from tests.processes import forked
-from tests.training.test_trainer import make_trainer
 
 
 def test_too_little_memory_names_the_remedy():
@@ -23,22 +20,6 @@ def test_too_little_memory_names_the_remedy():
             call(tf.constant(4))
         assert "[Op:" not in str(caught.value)
         assert "function_node" not in str(caught.value)
-
-
-class Broken(ddl.Classification):
-    """Multiplies matrices that do not fit, which only the running graph finds."""
-
-    def per_example(self, features, training):
-        size = tf.cast(tf.reduce_max(features["label"]) + 2, tf.int32)
-        wrong = tf.linalg.matmul(tf.ones([size, size]), tf.ones([size + 1, size]))
-        result = super().per_example(features, training)
-        return result._replace(loss=result.loss + tf.cast(wrong[0, 0], result.loss.dtype))
-
-
-def test_an_error_of_the_task_in_the_loop_is_none_of_the_data():
-    trainer = make_trainer(make_strategy("one_device", 1), task=Broken)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="Matrix size-incompatible"):
-        trainer.train(1)
 
 
 @pytest.mark.processes

@@ -18,14 +18,6 @@ LABELS = np.arange(30) % 2
 DATA = {"image": IMAGES, "label": LABELS}
 
 
-class TwoOutputs(ddl.Classification):
-    """Returns a dict with a tuple, to see that the structure is kept."""
-
-    def predict(self, features):
-        logits = self.model(features["image"], training=False)
-        return {"both": (logits, tf.argmax(logits, -1)), "row": features["image"][:, 0]}
-
-
 def make_trainer(strategy, task=ddl.Classification, **arguments):
     keras.utils.set_random_seed(3)
     with strategy.scope():
@@ -109,18 +101,6 @@ def test_predictions_are_the_models_outputs_in_order(trainer, count):
         found = trainer.predict(data)
         assert isinstance(found, np.ndarray)
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-
-
-DTYPES += ("float32", "float64", "int32", "int64")
-
-
-def test_the_structure_of_outputs_is_kept():
-    trainer = make_trainer(make_strategy("mirrored", 2), TwoOutputs)
-    found = trainer.predict(IMAGES[:11])
-    logits, classes = found["both"]
-    assert logits.shape == (11, 2)
-    np.testing.assert_array_equal(classes, logits.argmax(1))
-    np.testing.assert_array_equal(found["row"], IMAGES[:11, 0])
 
 
 class Drawing(ddl.Classification):

@@ -58,13 +58,6 @@ def test_a_single_loop_or_progress_false_shows_nothing(trainer, terminal):
     assert stream.getvalue() == ""
 
 
-def test_a_pipe_gets_nothing_whatever_a_notebook_sets(trainer, monkeypatch, capsys):
-    for name in ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
-        monkeypatch.setenv(name, "1")
-    trainer.train(6)
-    assert capsys.readouterr() == ("", "")
-
-
 @pytest.fixture
 def shown(monkeypatch):
     """The outputs of a notebook's cell: the contents of each display, in order."""

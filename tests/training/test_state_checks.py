@@ -61,5 +61,5 @@ def test_a_variable_that_replicas_write_otherwise_is_named():
     with make_strategy("mirrored", 2).scope():
         task = ddl.Classification(model(Counts()))
         trainer = ddl.Trainer(task, "sgd", DATA, global_batch_size=4)
-    with pytest.raises(ReplicasDifferError, match=r"seen.* has other values .* sum_over_replicas"):
+    with pytest.raises(ReplicasDifferError, match=r"seen' .*sum_over_replicas"):
         trainer.train(1)
