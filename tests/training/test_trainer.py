@@ -50,7 +50,9 @@ def make_trainer(strategy, data=None, batch=32, precision="float64", l2=0.0, **a
 
 
 def weights_and_slots(trainer) -> list[np.ndarray]:
-    return [v.numpy() for v in [*trainer.model.variables, *trainer.optimizer.variables]]
+    """Returns all but the states of Keras's seed generators, which no draw of a trainer reads."""
+    variables = [v for v in trainer.model.variables if "seed_generator" not in v.path]
+    return [v.numpy() for v in [*variables, *trainer.optimizer.variables]]
 
 
 @functools.cache
