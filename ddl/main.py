@@ -62,7 +62,7 @@ def start(values: flags.FlagValues) -> None:
     from ddl.distribution.multi_worker import leaving, worker_errors
     from ddl.distribution.traits import traits_of
     from ddl.run import train
-    from ddl.training.loop.device_errors import device_errors
+    from ddl.training.device_errors import device_errors
     from ddl.user_code import attributing_errors
 
     several_processes = traits_of(placement.strategy).several_processes

@@ -48,7 +48,7 @@ def build_placement(values: flags.FlagValues) -> "Placement | None":
     from ddl.distribution.strategies import build_strategy, choose_strategy
     from ddl.distribution.traits import TRAITS
     from ddl.run.plan import Placement
-    from ddl.training.asynchronous.watch import watch_tasks
+    from ddl.training.asynchronous import watch_tasks
 
     configure_devices(
         values.num_virtual_devices, gpus_of(values), deterministic_ops=values.deterministic_ops

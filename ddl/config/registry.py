@@ -34,7 +34,7 @@ _OTHERS = (
     "ddl.run.plan:RunPlan",
     "ddl.run.predicting:Predictions",
     "ddl.run.trackers:MLflow WeightsAndBiases",
-    "ddl.training.checks.batch_size:global_batch_size",
+    "ddl.training.checks:global_batch_size",
 )
 # Text that gin appends to an error at each call it passes, the innermost call first.
 _IN_CALL = re.compile(r"\n  In call to configurable '(.+?)' \(.+?\)(?: in scope '(.+)')?(?:\n|$)")

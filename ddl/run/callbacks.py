@@ -12,7 +12,7 @@ import numpy as np
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, check_takes, definition_of
 from ddl.figures import Direction, direction_of, is_reserved
-from ddl.training.results.history import History
+from ddl.training.history import History
 from ddl.training.trainer import Trainer
 
 

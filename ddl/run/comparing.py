@@ -21,7 +21,7 @@ from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.optimizers.groups import by_name
 from ddl.optimizers.plateau import plateaus_of
 from ddl.run.directory import RunDirectory, naming
-from ddl.training.checks.model import depends_on_microbatches
+from ddl.training.checks import depends_on_microbatches
 from ddl.training.trainer import Trainer
 
 # A resumed run may change what these own, which leaves its updates the same. Any other difference

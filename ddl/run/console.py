@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ddl.output import printable
-from ddl.training.results.progress import Bar, format_figures, open_bar, open_console
+from ddl.training.progress import Bar, format_figures, open_bar, open_console
 
 
 class RunConsole:

@@ -23,8 +23,8 @@ from ddl.run.plan import Files, RunPlan
 from ddl.run.summary import notes
 from ddl.run.trackers import Tracker
 from ddl.signals import StopSignals
-from ddl.training.results.history import History
-from ddl.training.results.progress import is_interactive
+from ddl.training.history import History
+from ddl.training.progress import is_interactive
 from ddl.training.trainer import Trainer
 
 Period = int | Literal["epoch"] | None

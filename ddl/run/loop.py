@@ -24,7 +24,7 @@ from ddl.run.trackers import TrackerWriter
 from ddl.run.writers import Writer
 from ddl.signals import StopSignals
 from ddl.training.actions import Action, EachLoop, Periodic
-from ddl.training.monitor import Monitor
+from ddl.training.pace import Monitor
 from ddl.training.trainer import Trainer
 
 Figures = Callable[[], Mapping[str, float]]

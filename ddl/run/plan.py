@@ -29,7 +29,7 @@ from ddl.run.callbacks import AfterEvaluation, Callback, EarlyStopping, checked_
 from ddl.run.directory import RunDirectory
 from ddl.run.trackers import checked_trackers
 from ddl.run.writers import JsonLinesWriter, TensorBoardWriter
-from ddl.training.checks.batch_size import sizes_by_source
+from ddl.training.checks import sizes_by_source
 from ddl.training.trainer import Trainer
 
 
