@@ -1,6 +1,5 @@
 """Every link, path, flag and name in the documents exists, and the pages stay short."""
 
-import importlib
 import inspect
 import operator
 import pydoc
