@@ -31,7 +31,7 @@ _TABLES = (keras.layers.Embedding, PartitionedEmbedding)
 """Never computed again: a lookup keeps nothing."""
 
 _OF_CALLS = ("current_call_ctx", "autocast_scope")
-"""What Keras's layers read from the calls around them; names of Keras's own state of a thread."""
+"""Names of the state of a thread that Keras's layers read from the calls around them."""
 
 
 @dataclasses.dataclass(frozen=True)
