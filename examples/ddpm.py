@@ -1,4 +1,4 @@
-"""Denoising diffusion (Ho et al. 2020, "Denoising Diffusion Probabilistic Models") on the digits."""
+"""Denoising diffusion (Ho et al. 2020) on the digits, with averaged weights and drawn samples."""
 
 from typing import Any
 
