@@ -194,7 +194,8 @@ class EarlyStopping:
         """
         figures = history.figures("eval")
         due = figures["step"] % eval_every == 0
-        steps, values = figures["step"][due], figures.get(self.metric, figures["epoch"])[due]
+        values = figures.get(self.metric, np.full(due.shape, np.nan))[due]
+        steps = figures["step"][due]
         falls = direction_of(self.metric, self.mode, "EarlyStopping.mode") == "min"
         rated = np.where(np.isnan(values), -np.inf, -values if falls else values)
         best = int(np.argmax(rated)) if np.isfinite(rated).any() else -1

@@ -5,13 +5,10 @@ from collections.abc import Sequence
 from functools import partial
 from tempfile import TemporaryDirectory
 
-import numpy as np
 import tensorflow as tf
 
 from ddl import config
 from ddl.choices import Mode
-from ddl.data.checks import data_errors
-from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, DdlError
@@ -148,7 +145,9 @@ def try_all(trainer: Trainer, run_plan: RunPlan, evaluates: bool, console: RunCo
     console.line(f"Peak memory: {_peak_memory()}")
     evaluated = made
     if evaluates and trainer.eval_pipeline is not None:
-        evaluated = trainer.evaluate(_first_rows(trainer.eval_pipeline))
+        pipeline = trainer.eval_pipeline
+        rows = pipeline.first_examples(pipeline.global_batch_size)
+        evaluated = trainer.evaluate({name: value.numpy() for name, value in rows.items()})
         console.line(f"An evaluation of one batch: {format_figures(evaluated)}")
     with TemporaryDirectory(prefix="ddl-dry-run-") as folder:
         directory = RunDirectory(folder)
@@ -170,13 +169,6 @@ def try_all(trainer: Trainer, run_plan: RunPlan, evaluates: bool, console: RunCo
                 export(trainer, directory.export)
             except DdlError as error:
                 console.line(f"--mode=export would fail: {error}")
-
-
-def _first_rows(pipeline: BatchPipeline) -> dict[str, np.ndarray]:
-    """Returns the features of the first batch of evaluation data."""
-    with data_errors(pipeline.source), tf.device("CPU:0"):
-        rows = next(pipeline.iterator(tf.distribute.get_strategy(), 0))
-        return {name: values.numpy() for name, values in rows.items()}
 
 
 def _peak_memory() -> str:
