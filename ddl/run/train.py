@@ -174,8 +174,9 @@ def try_all(trainer: Trainer, run_plan: RunPlan, evaluates: bool, console: RunCo
 
 def _first_rows(pipeline: BatchPipeline) -> dict[str, np.ndarray]:
     """Returns the features of the first batch of evaluation data."""
+    plain = BatchPipeline(pipeline.source, pipeline.global_batch_size, shuffle=False)
     with data_errors(pipeline.source), tf.device("CPU:0"):
-        rows = next(pipeline.iterator(tf.distribute.get_strategy(), 0))
+        rows = next(plain.iterator(tf.distribute.get_strategy(), 0))
         return {name: values.numpy() for name, values in rows.items()}
 
 

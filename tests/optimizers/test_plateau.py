@@ -11,8 +11,6 @@ import ddl
 from ddl.errors import ConfigError
 from ddl.optimizers.learning_rate import LearningRate
 from ddl.optimizers.plateau import ReduceOnPlateau, plateau_of, plateaus_of
-from ddl.run.checks.learning_rate import check_plateau
-from ddl.run.plan import RunPlan
 from tests.conftest import for_each_kind_on_two, make_strategy, save
 from tests.optimizers.test_learning_rate import constant_gradient, rates_of
 
@@ -118,15 +116,3 @@ def test_it_stands_outermost_and_alone():
     both = {"a": keras.optimizers.SGD(plateau), "b": keras.optimizers.SGD(plateau)}
     with pytest.raises(ConfigError, match="a, b share a ReduceOnPlateau"):
         plateaus_of(both)
-
-
-def test_what_a_run_must_have():
-    plan = RunPlan(train_steps=5, eval_every=2)
-    check_plateau(rule(), plan, ("loss",), True)
-    for message, other, metrics, evaluates in (
-        (r"of the evaluation \(f1\), got 'loss'", plan, ("f1",), True),
-        ("--mode=train_and_eval", plan, ("loss",), False),
-        ("EVAL_EVERY is None. Set EVAL_EVERY", RunPlan(train_steps=5), ("loss",), True),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            check_plateau(rule(), other, metrics, evaluates)
