@@ -73,12 +73,12 @@ class Callback:
         Raises:
           ConfigError: If the function takes other arguments.
         """
-        check_takes(f"{type(self).__name__}.function", function, ("moment",))
         if isinstance(function, type):
             raise ConfigError(
                 f"{type(self).__name__}.function must be a function of (moment), got the class "
                 f"{function.__name__}. Pass an object of it; in gin, write @{function.__name__}()."
             )
+        check_takes(f"{type(self).__name__}.function", function, ("moment",))
         self.function = function
 
     @property

@@ -1,4 +1,4 @@
-"""Weights & Biases in its offline mode, and MLflow with files, each in a run that is resumed."""
+"""Trackers in runs that are resumed: MLflow with files, W&B offline, and one that fails."""
 
 import struct
 
@@ -9,22 +9,20 @@ import pytest
 import ddl
 from ddl.errors import ConfigError
 from ddl.run.trackers import MLflow, WeightsAndBiases
-from ddl.run.trackers import weights_and_biases as module
 
 BLOCK = 32768  # bytes of a block of LevelDB
 X = np.random.default_rng(0).normal(size=(16, 3)).astype("f4")
 
 
-def run(model_dir, tracker, train_steps):
+def run(model_dir, tracker, train_steps, progress=False):
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     data = {"image": X, "label": (X.sum(1) > 0).astype("i4")}
     trainer = ddl.Trainer(
         ddl.Classification(model), "sgd", data, global_batch_size=8, eval_data=data
     )
-    return ddl.fit(
-        trainer, model_dir, train_steps=train_steps, log_every=2, trackers=[tracker], progress=False
-    )
+    plan = {"train_steps": train_steps, "log_every": 2, "trackers": [tracker]}
+    return ddl.fit(trainer, model_dir, **plan, progress=progress)
 
 
 def test_mlflow(tmp_path, monkeypatch):
@@ -49,7 +47,8 @@ def test_mlflow(tmp_path, monkeypatch):
 def test_weights_and_biases_offline(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    tracker = WeightsAndBiases(project="digits", mode="offline", tags=("a",))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    tracker = WeightsAndBiases(project="digits")
     for steps in (4, 8):
         run(tmp_path / "run", tracker, steps)
     folder = tmp_path / "run" / "trackers" / "wandb"
@@ -80,10 +79,24 @@ def steps_in(path):
             record = b""
 
 
-def test_a_mode_that_does_not_exist_is_an_error(monkeypatch):
-    monkeypatch.setattr(module, "check_installed", lambda *_: None)
-    with pytest.raises(ConfigError, match=r"mode must be 'online', 'offline' or None, got 'off'"):
-        WeightsAndBiases(mode="off")
+class Failing:
+    name = "failing"
+
+    def begin(self, folder, settings, run_id):
+        return "7"
+
+    def log(self, step, figures):
+        raise ConnectionError("no route")
+
+    def end(self, status):
+        raise AssertionError("it failed before")
+
+
+def test_a_tracker_that_fails_is_reported_once_and_ends_no_run(tmp_path, capsys):
+    history = run(tmp_path / "run", Failing(), 4, progress=True)
+    assert history[-1]["step"] == 4
+    assert capsys.readouterr().out.count("The tracker failing failed") == 1
+    assert (tmp_path / "run" / "trackers" / "failing" / "run_id").read_text() == "7\n"
 
 
 @pytest.mark.parametrize(("kind", "package"), [(MLflow, "mlflow"), (WeightsAndBiases, "wandb")])
