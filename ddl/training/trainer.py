@@ -49,8 +49,7 @@ class Trainer:
         trainer = ddl.Trainer(task, optimizer, data, global_batch_size=64, strategy=strategy)
         trainer.train(500)
 
-    The constructor fixes all arguments and attributes, and the set of trained variables. To change
-    one, make a new Trainer with a new optimizer.
+    The constructor fixes all arguments, attributes, and the set of trained variables.
     """
 
     def __init__(
@@ -313,8 +312,7 @@ class Trainer:
         Args:
           data: As `train_data`; None takes `eval_data`, and adds the means to `history`.
           *others: Must be empty.
-          averaged: Whether to evaluate the averaged weights, if any; of no effect within
-            `evaluation_weights`.
+          averaged: Whether to evaluate the averaged weights, but within `evaluation_weights`.
 
         Raises:
           ConfigError: If there are no data, or several.

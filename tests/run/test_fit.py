@@ -122,7 +122,7 @@ def test_what_is_set_between_two_calls_takes_effect(start, tmp_path, capsys):
         trainer.optimizer.learning_rate = 0.01
         trainer.model.variables[0].assign(np.ones((3, 2)))
         ddl.fit(trainer, model_dir, train_steps=12)
-        assert trainer.learning_rate == pytest.approx(0.01)
+        assert trainer.learning_rates["learning_rate"] == pytest.approx(0.01)
         trained.append(values(trainer))
     assert_same(*trained)
     assert "Continuing at step 8" in (shown := capsys.readouterr().out)
@@ -245,8 +245,8 @@ class FromList:
         self.own = trainer._evaluations.run
         object.__setattr__(trainer._evaluations, "run", self)
 
-    def __call__(self, state):
-        return {**self.own(state), "loss": self.losses[int(state.step)]}
+    def __call__(self, pipeline, state):
+        return {**self.own(pipeline, state), "loss": self.losses[int(state.step)]}
 
 
 LOSSES = {2: 3.0, 4: 1.0, 6: 2.0, 7: 0.1, 8: 1.5, 10: 0.5, 12: 0.4, 14: 0.3, 16: 0.2}
