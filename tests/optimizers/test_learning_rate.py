@@ -140,7 +140,7 @@ def rates_of(trainer, updates):
     rates = []
     for _ in range(updates):
         trainer.train(1)
-        rates.append(trainer.learning_rate)
+        rates.append(trainer.learning_rates["learning_rate"])
     return rates
 
 

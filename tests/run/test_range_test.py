@@ -65,7 +65,7 @@ def test_training_continues_as_if_there_had_been_no_test(replicas):
         if tested:
             found = ddl.find_learning_rate(trainer, 1e-3, 1e30, steps=30)
             assert np.isfinite(found.losses).all()
-        assert (trainer.step, trainer.learning_rate) == (2, 0.125)
+        assert (trainer.step, trainer.learning_rates["learning_rate"]) == (2, 0.125)
         trainer.train(3)
         results.append([*trainer.model.get_weights(), *map(np.array, trainer.optimizer.variables)])
     for expected, got in zip(*results, strict=True):
