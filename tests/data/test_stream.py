@@ -1,5 +1,7 @@
 """A user's pipeline as it is: every form gives the batches of the same examples."""
 
+import threading
+
 import keras
 import numpy as np
 import pytest
@@ -170,3 +172,17 @@ WRONG = {
 def test_wrong_data_are_refused_at_the_start(make, told):
     with pytest.raises((DataError, ConfigError), match=told):
         stream(make())
+
+
+def test_the_workers_of_a_py_dataset_read_at_once():
+    both = threading.Barrier(2)
+
+    class Meeting(Batches):
+        def __getitem__(self, number):
+            if self.workers > 1:
+                both.wait(60)
+            return super().__getitem__(number)
+
+    found = stream(Meeting())
+    found._data._data.workers = 2
+    assert labels(found, 4, count=3) == PASS
