@@ -365,7 +365,7 @@ class Stream:
             pairs = zip(columns, spec.items(), strict=True)
             return {name: tf.ensure_shape(x, [None, *one.shape]) for x, (name, one) in pairs}
 
-        numbers = tf.data.Dataset.range(batches.count)
+        numbers = tf.data.Dataset.range(batches.number)
         workers = max(1, batches.data.workers)
         made = numbers.map(read_batch, num_parallel_calls=workers, deterministic=True)
         made._ddl_reader = read
@@ -406,7 +406,7 @@ class _Batches(NamedTuple):
     """The batches of a PyDataset in an epoch."""
 
     data: keras.utils.PyDataset
-    count: int
+    number: int
 
 
 class _Epochs:

@@ -72,7 +72,6 @@ UNKNOWN = {
     ),
     "a PyDataset": lambda: type("Still", (Batches,), {"on_epoch_end": lambda self: None})(),
     "a generator": lambda: one_by_one,
-    "a generator of batches": lambda: stream(in_fours, batched=True),
 }
 
 
@@ -102,8 +101,8 @@ def generated(epoch):
 @pytest.mark.parametrize(
     "make", [lambda: epochs, lambda: generated, Batches, lambda: examples().repeat(3)]
 )
-@pytest.mark.parametrize("first", [1, 7])
-def test_a_run_resumes_at_any_batch(make, first):
+def test_a_run_resumes_at_any_batch(make):
+    first = 7
     whole = labels(make(), 4, 0, first + 3)
     assert labels(make(), 4, first, 3) == whole[first:]
 
@@ -146,7 +145,6 @@ def ragged():
 
 
 WRONG = {
-    "empty": (lambda: examples().take(0), "at least 1 example, got 0"),
     "tokens of any length": (
         lambda: tf.data.Dataset.from_generator(ragged, output_signature=tf.TensorSpec([None])).map(
             lambda t: {"token": t}
