@@ -1,23 +1,21 @@
-"""Snapshots of the tensors of a checkpoint, for a later write, and their digest."""
+"""Copies of the variables of a checkpoint on the host, and their assignment."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
-from ddl.checkpoints.slots import WholeSlot
-from ddl.distribution.devices import is_on_server
-from ddl.errors import ConfigError
+from ddl.checkpoints.contents import Value
+from ddl.distribution.workers import Workers
+from ddl.step.sharding.shares import copied_share, gathered
 
-_OTHERS = ("_CHECKPOINTABLE_OBJECT_GRAPH", "save_counter", "state", "callbacks")
-"""Parts of a checkpoint that say where a run stands."""
+_ON_READ = tf.VariableSynchronization.ON_READ  # each replica has a value, and all are summed
 
 
 class Snapshots:
-    """Takes the values that a `tf.train.Checkpoint` would save, without copying host variables.
+    """Takes the values of variables, without copying those on the host.
 
     Reading a host variable gives a tensor that shares its memory; a snapshot takes memory for the
     variables that change while it is held. A variable on a GPU is copied to the host once, from
@@ -31,8 +29,8 @@ class Snapshots:
       (`copy_on_read_mode`), on the same stream as the updates.
     - The copy to the host waits for all earlier work of the GPU's compute stream, and holds a
       reference to the buffer until it is complete (`GPUUtil::CopyGPUTensorToCPU`).
-    - A variable on a parameter server is read on its own: once a sparse update has touched it, its
-      server copies it for the read, and must not hold copies of all its variables at once.
+    - Variables are read one by one: once a sparse update has touched one on a parameter server,
+      its server copies it for the read, and must not hold copies of all its variables at once.
     - `take` returns when all copies are complete, so no later update runs beside them, and the
       snapshot shares no memory with variables on GPUs. ddl makes no further copy.
 
@@ -40,100 +38,92 @@ class Snapshots:
     (tests/step/test_keras_canaries.py), and hold a second copy of every variable permanently.
     """
 
-    def __init__(self, checkpoint: tf.train.Checkpoint):
-        """Lists the checkpoint's tensors; its set of variables must not change afterwards."""
-        self._checkpoint = checkpoint
-        self._variables: dict[str, tf.Variable] = {}
-        self._on_servers: dict[str, tf.Variable] = {}
-        self._others: dict[str, tf.Tensor] = {}
-        self._slots: dict[str, WholeSlot] = {}
-        self._traced: Any = None
-        self._gather()
+    def __init__(self, strategy: tf.distribute.Strategy):
+        """Keeps the strategy of the variables."""
+        self._strategy = strategy
+        self._workers = Workers(strategy)
+        self._gather: dict[str, Any] = {}
 
-    def take(self, keeps: bool = True) -> dict[str, tf.Tensor]:
-        """Returns the tensors by name, on the host. Eager, cross-replica context, on all workers.
+    def take(self, values: Iterable[Value], keeps: bool = True) -> dict[str, tf.Tensor]:
+        """Returns the tensors by key, on the host. Eager, cross-replica context, on all workers.
 
         Slots in shares are gathered one by one, so that only the host holds all of them whole.
 
         Args:
+          values: The values.
           keeps: Whether this worker needs the tensors; else it helps to gather and returns none.
         """
-        slots = {}
+        taken = {}
         with tf.device("CPU:0"):
-            for name, slot in self._slots.items():
-                whole = slot.whole()
+            for value in values:
+                if value.whole is not None:
+                    tensor = tf.constant(self._gathered(value, value.whole))
+                elif keeps or getattr(value.variable, "synchronization", None) == _ON_READ:
+                    tensor = tf.identity(value.variable)
                 if keeps:
-                    slots[name] = tf.constant(whole)
-        return self._take_own() | slots if keeps else {}
+                    taken[value.key] = tensor
+        return taken
 
-    def _take_own(self) -> dict[str, tf.Tensor]:
-        """Returns the tensors that this worker holds whole."""
-        # On the CPU, since a function called on a GPU returns its results there.
-        with tf.device("CPU:0"):
-            if len(self._others) > 1:
-                self._gather()  # values of non-variables, such as tables, are read here
-            others = {name: tf.identity(value) for name, value in self._others.items()}
-            others |= {name: tf.identity(v.read_value()) for name, v in self._on_servers.items()}
-            # Not traced by a call: TensorFlow counts those of all snapshots of a process together,
-            # and warns of frequent ones.
-            self._traced = self._traced or self._read.get_concrete_function()
-            return self._traced() | others
+    def _gathered(self, value: Value, whole: tf.TensorShape) -> np.ndarray:
+        """Returns a slot whole, without padding."""
+        variable, results = value.variable, self._strategy.experimental_local_results
+        shape = tf.TensorShape([self._strategy.num_replicas_in_sync * variable.shape[0]])
 
-    @tf.function(autograph=False)
-    def _read(self) -> dict[str, tf.Tensor]:
-        with tf.device("CPU:0"):
-            # Sparse updates would change the result of Checkpoint's own read in place.
-            return {name: tf.identity(v.read_value()) for name, v in self._variables.items()}
+        def gather() -> tf.Tensor:
+            rows = self._strategy.run(lambda: gathered([variable.read_value()], [shape])[0])
+            return results(rows)[0]
 
-    def _gather(self) -> None:
-        # TensorFlow has no public API for the names of a checkpoint's tensors before it is
-        # written; tests/checkpoints/test_snapshot.py fails if this one changes. The call is slow
-        # for a large model, so `take` repeats it only if there are more non-variables than the
-        # object graph.
-        gathered, _, registered, _ = self._checkpoint._saver._gather_serialized_tensors()
-        if registered:
-            raise ConfigError(
-                "A checkpoint cannot hold objects with savers of their own, which TensorFlow's "
-                f"register_checkpoint_saver sets, got {', '.join(registered)}. Keep their values "
-                "in attributes that are tf.Variable."
-            )
-        for part, tensors in gathered.items():
-            # TensorFlow wraps variables of a strategy that it made itself, such as averages.
-            variable = getattr(part, "obj", part)
-            variable = variable.value if isinstance(variable, keras.Variable) else variable
-            is_read_here = isinstance(variable, tf.Variable) and not _is_reduced(variable)
-            for name, tensor in tensors.items():
-                if is_read_here and is_on_server(variable):
-                    self._on_servers[name] = variable
-                elif is_read_here:
-                    self._variables[name] = variable
-                elif isinstance(part, WholeSlot):
-                    self._slots[name] = part
-                else:
-                    self._others[name] = getattr(tensor, "tensor", tensor)
+        if self._workers.number == 1:
+            rows = np.concatenate([copy.numpy() for copy in results(variable)])
+        else:
+            if value.key not in self._gather:
+                # Not traced by a call: TensorFlow counts those of all slots together, and warns.
+                function = tf.function(gather, autograph=False)
+                self._gather[value.key] = function.get_concrete_function()
+            rows = self._gather[value.key]().numpy()
+        return rows[: whole.num_elements()].reshape(whole)
 
 
-def _is_reduced(variable: tf.Variable) -> bool:
-    """Returns whether a checkpoint saves a reduction over the replicas' copies."""
-    return variable.synchronization == tf.VariableSynchronization.ON_READ
-
-
-def digest_of(tensors: Mapping[str, tf.Tensor]) -> str:
-    """Returns the SHA-256 over names and bytes of weights, slots, statistics and averages.
+def assign(
+    values: Iterable[Value], reader: Any, strategy: tf.distribute.Strategy
+) -> dict[str, tf.Tensor]:
+    """Assigns the values of a checkpoint, one after the other. Eager, cross-replica context.
 
     Args:
-      tensors: All tensors of a checkpoint by name, on the host.
+      values: The values.
+      reader: From `tf.train.load_checkpoint`; it holds the keys of all `values`.
+      strategy: The strategy of the variables.
+
+    Returns:
+      Those of `values` that are tensors, by path.
+    """
+    workers, tensors = Workers(strategy), {}
+    first, replicas = workers.index * workers.replicas_of_each, strategy.num_replicas_in_sync
+    for value in values:
+        with tf.device("CPU:0"):  # not whole on each device
+            found = tf.constant(reader.get_tensor(value.key))
+        if not isinstance(value.variable, tf.Variable):
+            tensors[value.path] = tf.identity(found)
+        elif value.whole is None:
+            value.variable.assign(found, read_value=False)
+        else:
+            copies = strategy.experimental_local_results(value.variable)
+            for number, copy in enumerate(copies, first):
+                copy.assign(copied_share(found, number, replicas))
+    return tensors
+
+
+def digest_of(values: Iterable[tuple[str, np.ndarray]]) -> str:
+    """Returns the SHA-256 over keys and bytes of weights, slots, statistics and averages.
+
+    Args:
+      values: Keys and values of a checkpoint. State and callbacks, which say where a run stands,
+        count for nothing.
     """
     found = hashlib.sha256()
-    for name in sorted(tensors):
-        if name.split("/")[0] not in _OTHERS:
-            found.update(f"{name}\0".encode())
-            found.update(_bytes_of(np.asarray(tensors[name].numpy())))
+    for key, value in values:
+        if not key.startswith(("callbacks/", "state/")):
+            found.update(f"{key}\0".encode())
+            is_text = value.dtype.kind == "O"  # an array of texts holds their addresses
+            found.update(repr(value.tolist()).encode() if is_text else np.ascontiguousarray(value))
     return found.hexdigest()
-
-
-def _bytes_of(value: np.ndarray) -> bytes:
-    """Returns the bytes of an array: equal values have equal ones in every process."""
-    if value.dtype.kind == "O":  # texts, of which an array holds addresses
-        return repr(value.tolist()).encode()
-    return np.ascontiguousarray(value).tobytes()

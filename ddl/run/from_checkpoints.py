@@ -228,7 +228,7 @@ def _find(what: SavedWeights, checkpoints: Checkpoints) -> SavedCheckpoint | Non
     if what.checkpoint == "latest":
         found, missing = None, ""
     elif what.checkpoint == "best":
-        if not checkpoints.keeps_best:
+        if checkpoints.retention.best_metric is None:
             raise ConfigError(
                 "--checkpoint=best requires Retention.best_metric, got None. Set it, such as to "
                 "'accuracy', for the training and for this command."
