@@ -20,7 +20,7 @@ from ddl.checkpoints.retention import Retention
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.tasks.parts import layers_of
-from ddl.training.checks.same_on_replicas import check_same_on_replicas
+from ddl.training.state_checks import check_same_on_replicas
 from ddl.training.trainer import Trainer
 
 # Trainers that saved or restored a checkpoint, with the JSON text of the last one.
@@ -37,7 +37,6 @@ class Checkpoints:
 
     Attributes:
       folder: The folder of the checkpoints.
-      retention: Which checkpoints to keep.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class Checkpoints:
           callbacks: Objects of the run whose variables are saved too.
         """
         self.folder = Path(directory)
-        self.retention = retention or Retention()
+        self._retention = retention or Retention()
         self._directory = CheckpointDirectory(directory)
         self._trainer = trainer
         self._report = report
@@ -83,17 +82,22 @@ class Checkpoints:
 
     def best(self) -> SavedCheckpoint | None:
         """Returns the best checkpoint by the retention's metric; None if none was evaluated."""
-        return self.retention.best(self.saved())
+        return self._retention.best(self.saved())
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether the retention has a `best_metric`."""
+        return self._retention.best_metric is not None
 
     def would_be_best(self, metrics: Mapping[str, float]) -> bool:
         """Returns whether a checkpoint with these metrics would be the best so far.
 
         The chief decides for all workers. Eager, cross-replica context, on all workers.
         """
-        if self.retention.best_metric is None:
+        if not self.keeps_best:
             return False
         # Only the chief can wait for its write; another worker might list the folder too early.
-        improves = self._workers.is_chief and self.retention.improves(metrics, self.saved())
+        improves = self._workers.is_chief and self._retention.improves(metrics, self.saved())
         return bool(self._workers.broadcast(improves))
 
     def has_any(self) -> bool:
@@ -200,7 +204,7 @@ class Checkpoints:
     def _tidy(self) -> None:
         """Removes the checkpoints that need not be kept; reports a failure."""
         try:
-            removable = self.retention.removable(self._directory.saved())
+            removable = self._retention.removable(self._directory.saved())
             self._directory.remove(each.step for each in removable)
         except OSError as error:
             self._report(f"An old checkpoint could not be removed: {error}. Remove it by hand.")

@@ -27,6 +27,11 @@ def named(example: Any, what: str, weight_rank: int | None = 0) -> dict[str, Any
     """
     if isinstance(example, tuple | list) and len(example) in (2, 3):
         inputs, *others = example
+        if isinstance(inputs, tuple | list) and all(np.ndim(one) > 0 for one in inputs):
+            raise DataError(
+                f"{what} has {len(inputs)} arrays as x. Give x as a dict by the names of the "
+                "model's inputs, or as one array."
+            )
         parts = dict(zip(("label", "weight"), others, strict=False))
         features = dict(inputs) if isinstance(inputs, Mapping) else {"image": inputs}
         if others and isinstance(others[0], Mapping):  # labels of several outputs

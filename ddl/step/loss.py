@@ -257,7 +257,8 @@ class Loss:
             raise ConfigError(
                 f"{name} must return one loss for each example, shape [batch], got a scalar loss. "
                 "Padding, masks and several replicas are weighted per example. Remove the "
-                "reduce_mean, or create a Keras loss with reduction=None."
+                "reduce_mean, create a Keras loss with reduction=None, and give one such as Dice "
+                "an axis without the batch: axis=(1, 2, 3)."
             )
         if output.loss.shape[0] != batch:
             raise ConfigError(

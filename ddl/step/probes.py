@@ -37,9 +37,9 @@ from ddl.data.checks import data_errors
 from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError, DdlError, did_you_mean
+from ddl.layers.images import HeldPartners, Partners
 from ddl.layers.lookups import look_up_rows
 from ddl.layers.normalization import take_over_moments
-from ddl.layers.transforms.mixing import HeldPartners, Partners
 from ddl.metrics.values import tensors_by_name
 from ddl.microbatch import HeldMoments, Microbatch, without_traces_of_the_user
 from ddl.random import batch_counter

@@ -8,12 +8,9 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.errors import ConfigError, DataError
-from ddl.layers import PartitionedEmbedding
 
 ENTRY_WEIGHT = "entry_weight"
 """The feature of weights [batch, …] of more than one dimension, as of time steps."""
-
-_TABLES = (keras.layers.Embedding, PartitionedEmbedding)
 
 
 def inputs_of(
@@ -92,7 +89,7 @@ def check_inputs(
         _check_input(model, name, spec[name], tensor)
         for layer in model.layers:
             inputs = [x for node in layer._inbound_nodes for x in node.input_tensors]
-            if isinstance(layer, _TABLES) and any(x is tensor for x in inputs):
+            if isinstance(layer, keras.layers.Embedding) and any(x is tensor for x in inputs):
                 remedy = f"Give the table {layer.name!r} of {model.name!r} more rows."
                 check_range(source, name, layer.input_dim, f"Feature {name!r}", remedy)
 

@@ -445,7 +445,7 @@ def test_a_condition_that_is_false_while_planning(of):
 
     rule = ddl.ExponentialMovingAverage(0.5, warm_up=False)
     trained = trainer(step, make=make, weight_average=rule)
-    update = trained._parts.update
+    update = trained._update
     expected = [v.numpy() for v in update.averages.variables]
     for _ in range(3):
         trained.train(1)
