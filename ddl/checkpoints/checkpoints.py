@@ -13,9 +13,8 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from ddl.checkpoints import contents, snapshot
+from ddl.checkpoints import contents
 from ddl.checkpoints.directory import CheckpointDirectory, Metadata, SavedCheckpoint, reading
-from ddl.checkpoints.durable_files import be_polite
 from ddl.checkpoints.retention import Retention
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, ModelDirectoryError
@@ -55,7 +54,7 @@ class Checkpoints:
           trainer: The Trainer to save and restore.
           retention: Which checkpoints to keep; None keeps the last three.
           report: Called with a message, from any thread, when a checkpoint could not be written
-            or a damaged one was skipped or set aside.
+            or a damaged one was skipped.
           before_write: Called by the writer thread before it writes. If it raises a
             ModelDirectoryError, the checkpoint counts as not written.
           callbacks: Objects of the run whose variables are saved too.
@@ -68,9 +67,9 @@ class Checkpoints:
         self._before_write = before_write
         self._callbacks = callbacks
         self._values = contents.values_of(trainer, callbacks)
-        self._snapshots = snapshot.Snapshots(trainer.strategy)
+        self._snapshots = contents.Snapshots(trainer.strategy)
         self._workers = Workers(trainer.strategy)
-        self._writer = ThreadPoolExecutor(1, "checkpoint", be_polite)
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
         # The result is the error message, or "". An exception would keep the tensors alive.
         self._writing = _NOTHING
         self._held_step: int | None = None  # step of the last save or restore
@@ -204,8 +203,7 @@ class Checkpoints:
     def _tidy(self) -> None:
         """Removes the checkpoints that need not be kept; reports a failure."""
         try:
-            removable = self._retention.removable(self._directory.saved())
-            self._directory.remove(each.step for each in removable)
+            self._directory.remove(self._retention.removable(self._directory.saved()))
         except OSError as error:
             self._report(f"An old checkpoint could not be removed: {error}. Remove it by hand.")
 
@@ -217,8 +215,8 @@ class Checkpoints:
     def restore_latest(self, scheduled: bool = False) -> SavedCheckpoint | None:
         """Restores the trainer from the newest readable checkpoint, to resume training.
 
-        Moves newer, damaged checkpoints to `damaged/` and reports them. Eager, cross-replica
-        context, on all workers.
+        Gives newer, damaged checkpoints the ending `.damaged` and reports them. Eager,
+        cross-replica context, on all workers.
 
         Args:
           scheduled: For a rewind: skip checkpoints saved on a signal, and remove all checkpoints
@@ -228,14 +226,14 @@ class Checkpoints:
           The restored checkpoint; None if there is none.
 
         Raises:
-          ModelDirectoryError: If all checkpoints are damaged, a damaged one cannot be moved, the
-            checkpoint does not fit the trainer, or another worker finds another one.
+          ModelDirectoryError: If all checkpoints are damaged, the checkpoint does not fit the
+            trainer, or another worker finds another one.
           ConfigError: Within the trainer's `evaluation_weights`.
         """
         saved, _ = self._restore(lambda: self._newest(scheduled))
         if saved is not None and scheduled and self._workers.is_chief:
-            there = [each.step for each in self._directory.saved()]
-            self._directory.remove(step for step in there if step > saved.step)
+            there = self._directory.saved()
+            self._directory.remove(each for each in there if each.step > saved.step)
         return saved
 
     def resume(self) -> tuple[SavedCheckpoint | None, bool]:
@@ -274,7 +272,9 @@ class Checkpoints:
             removed, or does not fit the trainer, or is another one.
           ConfigError: Within the trainer's `evaluation_weights`.
         """
-        found = self._agreed(lambda: self._readable(saved) if saved else self._newest(moves=False))
+        found = self._agreed(
+            lambda: self._readable(saved) if saved else self._directory.newest(self._report)
+        )
         if found is None:
             self._workers.barrier()
             raise ModelDirectoryError(
@@ -286,17 +286,11 @@ class Checkpoints:
             self._assign(found, ("model/", "task/", "state/step", "state/batches", *averages))
         return found
 
-    def _newest(self, scheduled: bool = False, moves: bool = True) -> SavedCheckpoint | None:
-        """Finds the newest readable checkpoint; moves damaged ones and cleans up, or only reads."""
-        saved, damaged = self._directory.newest(scheduled)
-        for each, damage in damaged.items():
-            how = "; the checkpoint before it is used"
-            if moves:
-                how = f" and was moved to {self._directory.set_aside(each)}"
-            self._report(f"{each} is damaged ({damage}){how}.")
-        if moves:
-            self._directory.clear_partial()
-            self._tidy()
+    def _newest(self, scheduled: bool = False) -> SavedCheckpoint | None:
+        """Finds the newest readable checkpoint, and cleans up after a kill."""
+        saved = self._directory.newest(self._report, scheduled, moves=True)
+        self._directory.clear_partial()
+        self._tidy()
         return saved
 
     def _readable(self, saved: SavedCheckpoint) -> SavedCheckpoint:
@@ -364,7 +358,7 @@ class Checkpoints:
         try:
             if not failure:
                 with reading(saved.prefix) as reader:
-                    state = snapshot.assign(values, reader, self._trainer.strategy)
+                    state = contents.assign(values, reader, self._trainer.strategy)
         except tf.errors.OpError as error:  # the run has just removed it
             failure = error.message
         if failure:
@@ -384,9 +378,8 @@ def _position_of(trainer: Trainer) -> dict[str, int | None]:
     found: dict[str, int | None] = {}
     for number, (name, one) in enumerate(trainer.pipelines.items(), 1):
         of = f" of source {number} ({name})" if name else ""  # the first one counts the epochs
-        found[f"global batch size{of}"] = one.global_batch_size
-        found[f"number of training examples{of}"] = one.num_examples
-        found[f"number of batches per update{of}"] = one.batches_per_update
+        for what in ("global_batch_size", "num_examples", "batches_per_update"):
+            found[f"{what.replace('_', ' ')}{of}"] = getattr(one, what)
         digest = getattr(getattr(one.source, "items", None), "digest", None)
         found[f"digest of lengths of documents, packed.seed and NumPy's version{of}"] = digest
     return found

@@ -1,16 +1,19 @@
-"""The ordered list of variables that a checkpoint holds, and its comparison with a saved list."""
+"""The ordered list of values that a checkpoint holds: collected, compared, read and assigned."""
 
+import hashlib
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import keras
+import numpy as np
 import tensorflow as tf
 
+from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.optimizers.groups import by_name
 from ddl.optimizers.plateau import plateau_of
+from ddl.step.sharding.shares import copied_share, gathered
 from ddl.tasks.parts import attributes_of, copies_of, layers_of, models_of
 from ddl.training.trainer import Trainer
 
@@ -20,12 +23,9 @@ Entry: TypeAlias = tuple[str, Sequence[int], str]
 Entries: TypeAlias = Mapping[str, Entry]
 """The entries of a checkpoint by key, such as `model/0003`."""
 
-PARTS = ("model", "task", "averages", "optimizer", "callbacks")
-"""Parts of a checkpoint, with which keys begin. `task` is what the task holds beside its models."""
-
 _WITH_VARIABLES = (keras.metrics.Metric, keras.optimizers.Optimizer)
 _WITH_A_STATE = (keras.random.SeedGenerator, tf.random.Generator)
-
+_ON_READ = tf.VariableSynchronization.ON_READ  # each replica has a value, and all are summed
 
 _NUMBER = re.compile(r"_\d+(?=[/_]|$)")
 """The number of a layer that Keras named."""
@@ -58,7 +58,9 @@ def values_of(trainer: Trainer, callbacks: Sequence[object] = ()) -> list[Value]
 
     The order is that in which Keras tracks variables, and that of attributes, lists and dicts.
     """
-    found: dict[str, list[tuple[str, tf.Variable]]] = {part: [] for part in PARTS}
+    # `task` is what the task holds beside its models.
+    parts = ("model", "task", "averages", "optimizer", "callbacks")
+    found: dict[str, list[tuple[str, tf.Variable]]] = {part: [] for part in parts}
     for name, optimizer in by_name(trainer.optimizer).items():
         found["optimizer"] += [(f"{name}/{v.path}", v.value) for v in optimizer.variables]
         if (plateau := plateau_of(optimizer)) is not None:
@@ -153,26 +155,131 @@ def differences(there: Entries, here: Entries) -> str:
       there: The variables of the checkpoint.
       here: The variables to restore.
     """
-    theirs, ours = ({key: _kind(key, *e) for key, e in one.items()} for one in (there, here))
     found = []
-    for what, entries, own, others in (
-        ("it lacks", here, ours, theirs),
-        ("it has, but this run lacks,", there, theirs, ours),
-    ):
-        rest = Counter(own.values()) - Counter(others.values())
-        differing = [entry for key, entry in entries.items() if own[key] in rest]
-        if names := [f"{path} ({dtype} {list(shape)})" for path, shape, dtype in differing]:
-            found.append(f"{what} {some(names)}")
-    if not found:
-        pairs = zip(there.values(), here.values(), theirs.values(), ours.values(), strict=True)
-        moved = [(was[0], now[0]) for was, now, one, other in pairs if one != other]
-        found = [f"it has {was} in the place of {now}" for was, now in moved[:1]]
-    return "; ".join(found)
+    for key in {**there, **here}:
+        was, now = (_text(entries.get(key)) for entries in (there, here))
+        if _NUMBER.sub("", was) != _NUMBER.sub("", now):
+            found.append(f"{key} is {was}, expected {now}")
+    return some(found, 3)
 
 
-def _kind(key: str, path: str, shape: Sequence[int], dtype: str) -> tuple[str, ...]:
-    """Returns the part, the path without numbers, the shape and the dtype of a variable."""
-    return key.split("/")[0], _NUMBER.sub("", path), str(list(shape)), dtype
+def _text(entry: Entry | None) -> str:
+    return "nothing" if entry is None else f"{entry[0]} ({entry[2]} {list(entry[1])})"
+
+
+class Snapshots:
+    """Takes the values of variables, without copying those on the host.
+
+    Reading a host variable gives a tensor that shares its memory; a snapshot takes memory for the
+    variables that change while it is held. A variable on a GPU is copied to the host once, from
+    the first replica.
+
+    Later updates leave a snapshot as it is, by TensorFlow's sources (2.21):
+
+    - A read shares the buffer and counts the reference (`ReadVariableOp`). An update writes in
+      place only if the variable holds the only reference, else to a copy
+      (`PrepareToUpdateVariable`). Once a sparse update has touched a variable, each read copies
+      (`copy_on_read_mode`), on the same stream as the updates.
+    - The copy to the host waits for all earlier work of the GPU's compute stream, and holds a
+      reference to the buffer until it is complete (`GPUUtil::CopyGPUTensorToCPU`).
+    - Variables are read one by one: once a sparse update has touched one on a parameter server,
+      its server copies it for the read, and must not hold copies of all its variables at once.
+    - `take` returns when all copies are complete, so no later update runs beside them, and the
+      snapshot shares no memory with variables on GPUs. ddl makes no further copy.
+
+    TensorFlow's own asynchronous checkpoints fail with Keras 3 at the second save
+    (tests/step/test_keras_canaries.py), and hold a second copy of every variable permanently.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy):
+        """Keeps the strategy of the variables."""
+        self._strategy = strategy
+        self._workers = Workers(strategy)
+        self._gather: dict[str, Any] = {}
+
+    def take(self, values: Iterable[Value], keeps: bool = True) -> dict[str, tf.Tensor]:
+        """Returns the tensors by key, on the host. Eager, cross-replica context, on all workers.
+
+        Slots in shares are gathered one by one, so that only the host holds all of them whole.
+
+        Args:
+          values: The values.
+          keeps: Whether this worker needs the tensors; else it helps to gather and returns none.
+        """
+        taken = {}
+        with tf.device("CPU:0"):
+            for value in values:
+                if value.whole is not None:
+                    tensor = tf.constant(self._gathered(value, value.whole))
+                elif keeps or getattr(value.variable, "synchronization", None) == _ON_READ:
+                    tensor = tf.identity(value.variable)
+                if keeps:
+                    taken[value.key] = tensor
+        return taken
+
+    def _gathered(self, value: Value, whole: tf.TensorShape) -> np.ndarray:
+        """Returns a slot whole, without padding."""
+        variable, results = value.variable, self._strategy.experimental_local_results
+        shape = tf.TensorShape([self._strategy.num_replicas_in_sync * variable.shape[0]])
+
+        def gather() -> tf.Tensor:
+            rows = self._strategy.run(lambda: gathered([variable.read_value()], [shape])[0])
+            return results(rows)[0]
+
+        if self._workers.number == 1:
+            rows = np.concatenate([copy.numpy() for copy in results(variable)])
+        else:
+            if value.key not in self._gather:
+                # Not traced by a call: TensorFlow counts those of all slots together, and warns.
+                function = tf.function(gather, autograph=False)
+                self._gather[value.key] = function.get_concrete_function()
+            rows = self._gather[value.key]().numpy()
+        return rows[: whole.num_elements()].reshape(whole)
+
+
+def assign(
+    values: Iterable[Value], reader: Any, strategy: tf.distribute.Strategy
+) -> dict[str, tf.Tensor]:
+    """Assigns the values of a checkpoint, one after the other. Eager, cross-replica context.
+
+    Args:
+      values: The values.
+      reader: From `tf.train.load_checkpoint`; it holds the keys of all `values`.
+      strategy: The strategy of the variables.
+
+    Returns:
+      Those of `values` that are tensors, by path.
+    """
+    workers, tensors = Workers(strategy), {}
+    first, replicas = workers.index * workers.replicas_of_each, strategy.num_replicas_in_sync
+    for value in values:
+        with tf.device("CPU:0"):  # not whole on each device
+            found = tf.constant(reader.get_tensor(value.key))
+        if not isinstance(value.variable, tf.Variable):
+            tensors[value.path] = tf.identity(found)
+        elif value.whole is None:
+            value.variable.assign(found, read_value=False)
+        else:
+            copies = strategy.experimental_local_results(value.variable)
+            for number, copy in enumerate(copies, first):
+                copy.assign(copied_share(found, number, replicas))
+    return tensors
+
+
+def digest_of(values: Iterable[tuple[str, np.ndarray]]) -> str:
+    """Returns the SHA-256 over keys and bytes of weights, slots, statistics and averages.
+
+    Args:
+      values: Keys and values of a checkpoint. State and callbacks, which say where a run stands,
+        count for nothing.
+    """
+    found = hashlib.sha256()
+    for key, value in values:
+        if not key.startswith(("callbacks/", "state/")):
+            found.update(f"{key}\0".encode())
+            is_text = value.dtype.kind == "O"  # an array of texts holds their addresses
+            found.update(repr(value.tolist()).encode() if is_text else np.ascontiguousarray(value))
+    return found.hexdigest()
 
 
 def _name(variable: Any) -> str:

@@ -12,16 +12,16 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
-from ddl.checkpoints.contents import Entries
+from ddl.checkpoints.contents import Entries, digest_of
 from ddl.checkpoints.durable_files import sync, write_atomically
-from ddl.checkpoints.snapshot import digest_of
 from ddl.errors import ModelDirectoryError
 
 _JSON = "json"  # key of the JSON text in TensorFlow's file
@@ -95,12 +95,17 @@ class CheckpointDirectory:
         return SavedCheckpoint(step, prefix, metadata, text)
 
     def newest(
-        self, scheduled: bool = False
-    ) -> tuple[SavedCheckpoint | None, dict[SavedCheckpoint, str]]:
-        """Returns the newest readable checkpoint, if any, and the newer, damaged ones with why.
+        self,
+        report: Callable[[str], None] = logging.warning,
+        scheduled: bool = False,
+        moves: bool = False,
+    ) -> SavedCheckpoint | None:
+        """Returns the newest readable checkpoint, if any.
 
         Args:
+          report: Called with a message for each newer, damaged one.
           scheduled: Whether to skip checkpoints that were saved on a signal.
+          moves: Whether to give the files of damaged ones the ending `.damaged`.
 
         Raises:
           ModelDirectoryError: If there are checkpoints and all are damaged.
@@ -110,10 +115,16 @@ class CheckpointDirectory:
             if scheduled and not saved.metadata.scheduled:
                 continue
             if not (damage := self.damage_of(saved)):
-                return saved, damaged
+                for each, why in damaged.items():
+                    report(f"{each} is damaged: {why}. The checkpoint before it is used.")
+                    if moves:
+                        # The index last: files without an index count as left over.
+                        for path in reversed(self._files()[each.step].values()):
+                            os.replace(path, f"{path}.damaged")
+                return saved
             if "index" not in self._files().get(saved.step, ()):
                 # The run has just removed this checkpoint, and has written newer ones.
-                return self.newest(scheduled)
+                return self.newest(report, scheduled, moves)
             damaged[saved] = damage
         if damaged:
             listing = "\n".join(f"  {saved}: {damage}" for saved, damage in damaged.items())
@@ -121,7 +132,7 @@ class CheckpointDirectory:
                 f"No checkpoint in {self.path} can be read:\n{listing}\n"
                 "Restore one from a backup, or start a new run in another --model_dir."
             )
-        return None, {}
+        return None
 
     def damage_of(self, saved: SavedCheckpoint) -> str:
         """Reads a checkpoint with all its checksums; returns what is damaged, or ""."""
@@ -166,15 +177,13 @@ class CheckpointDirectory:
             files = list(partial.iterdir())
             for path in [*files, partial]:
                 sync(path)
-            self.remove([step])
+            self.remove([self.at(step)])
             for path in sorted(files, key=lambda path: path.suffix == ".index"):
                 os.replace(path, self.path / path.name)
             sync(self.path)
             # For `tf.train.latest_checkpoint`; ddl does not read it.
             write_atomically(self.path / "checkpoint", f'model_checkpoint_path: "step-{step}"\n')
         except (tf.errors.OpError, OSError) as error:
-            if not (self.path / f"step-{step}.index").exists():
-                self.remove([step])
             raise ModelDirectoryError(
                 f"The checkpoint of step {step} could not be written to {self.path}: "
                 f"{first_line(error)}. Check the free disk space and the permissions."
@@ -182,29 +191,11 @@ class CheckpointDirectory:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
-    def set_aside(self, saved: SavedCheckpoint) -> Path:
-        """Moves a damaged checkpoint's files to the folder `damaged`, and returns it.
-
-        Raises:
-          ModelDirectoryError: If the files cannot be moved.
-        """
-        target = self.path / "damaged"
-        try:
-            target.mkdir(exist_ok=True)
-            # The index last: files without an index count as left over from a removal.
-            for path in reversed(self._files()[saved.step].values()):
-                os.replace(path, target / path.name)
-        except OSError as error:
-            raise ModelDirectoryError(
-                f"{saved} is damaged and could not be moved to {target}: {error}. Remove its files."
-            ) from error
-        return target
-
-    def remove(self, steps: Iterable[int]) -> None:
+    def remove(self, many: Iterable[SavedCheckpoint]) -> None:
         """Removes checkpoints. Raises OSError if a file cannot be removed."""
         there = self._files()
-        for step in steps:
-            for ending, path in there.get(step, {}).items():
+        for saved in many:
+            for ending, path in there.get(saved.step, {}).items():
                 if ending != "partial":
                     path.unlink(missing_ok=True)
 

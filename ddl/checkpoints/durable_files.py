@@ -1,10 +1,7 @@
 """Atomic replacement of files, synced to disk."""
 
 import os
-import sys
-import threading
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
 
@@ -43,10 +40,3 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def be_polite() -> None:
-    """Lowers this thread's priority: an update uses all cores and waits for the slowest."""
-    if sys.platform == "linux":  # Linux has a priority for each thread
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

@@ -32,14 +32,11 @@ def export_model(model: keras.Model, directory: str | os.PathLike[str]) -> list[
       ConfigError: If Keras cannot tell the constructor arguments of a class of the model.
       ModelDirectoryError: If the export cannot be written, or `directory` is a file.
     """
-    directory = Path(directory)
     place = Path(os.path.realpath(directory))  # keep a link, and replace its target
     partial, replaced = (place.with_name(f"{place.name}.{end}") for end in ("partial", "replaced"))
-    if place.exists() and not place.is_dir():
-        raise ModelDirectoryError(
-            f"The export to {directory} failed: {place} is a file, not a directory. Move it."
-        )
     try:
+        if place.is_file():
+            raise NotADirectoryError(f"{place} is a file, not a directory")
         place.parent.mkdir(parents=True, exist_ok=True)
         if replaced.exists() and not place.exists():
             os.rename(replaced, place)
@@ -65,4 +62,4 @@ def export_model(model: keras.Model, directory: str | os.PathLike[str]) -> list[
         raise ModelDirectoryError(f"The export to {directory} failed: {error}.") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return [directory / "model.keras", directory / "saved_model"]
+    return [place / "model.keras", place / "saved_model"]

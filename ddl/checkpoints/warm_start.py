@@ -58,7 +58,7 @@ class WarmStart:
           averages: The trainer's weight averages, if it keeps any; reset to the new weights.
 
         Returns:
-          A report of one to three lines, with names of the weights that were read, kept and
+          A report of three lines, with names of the weights that were read, kept and
           unused.
 
         Raises:
@@ -91,30 +91,27 @@ class WarmStart:
                 here[name].assign(reader.get_tensor(there[source]))
         if averages is not None:
             averages.reset()
-        renamed = [
-            name if name == source else f"{name} ← {source}" for name, source in read.items()
-        ]
-        lines = [f"Warm start from {saved}. Read {len(read)} weights: {some(renamed)}."]
-        if kept := [name for name in here if name not in read]:
-            lines.append(f"  Kept at their initial values: {some(kept)}.")
-        if unused := [name for name in there if name not in read.values()]:
-            lines.append(f"  In the checkpoint, but not read: {some(unused)}.")
-        return "\n".join(lines)
+        renamed = [n if n == source else f"{n} ← {source}" for n, source in read.items()]
+        kept = [name for name in here if name not in read]
+        unused = [name for name in there if name not in read.values()]
+        return (
+            f"Warm start from {saved}. Read {len(read)} weights: {some(renamed)}.\n"
+            f"  Kept at their initial values: {some(kept) or 'none'}.\n"
+            f"  In the checkpoint, but not read: {some(unused) or 'none'}."
+        )
 
 
 def _find(path: str) -> SavedCheckpoint:
     """Returns the checkpoint of a path, or the newest readable one of a folder."""
     for folder in (path, os.path.join(path, "checkpoints")):
-        if (newest := CheckpointDirectory(folder).newest()[0]) is not None:
+        if (newest := CheckpointDirectory(folder).newest()) is not None:
             return newest
-    directory, name = CheckpointDirectory(os.path.dirname(path)), os.path.basename(path)
-    damage = "it is not there"
-    for saved in directory.saved():
-        if name == f"step-{saved.step}" and not (damage := directory.damage_of(saved)):
-            return saved
+    directory, step = CheckpointDirectory(os.path.dirname(path)), path.rpartition("/step-")[2]
+    if step.isdigit() and not directory.damage_of(directory.at(int(step))):
+        return directory.at(int(step))
     raise ConfigError(
-        "WarmStart.checkpoint must be a model directory, a folder of checkpoints, or the path of "
-        f"one of ddl's checkpoints, such as runs/a/checkpoints/step-100, got {path!r}: {damage}."
+        "WarmStart.checkpoint must be a model directory, a folder of checkpoints, or the path of a "
+        f"readable checkpoint of ddl, such as runs/a/checkpoints/step-100, got {path!r}."
     )
 
 

@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 
 from ddl.checkpoints.directory import CheckpointDirectory, Metadata, reading
-from ddl.errors import ModelDirectoryError
 
 TENSORS = {
     "model/0000": tf.constant(np.random.default_rng(0).normal(size=(100, 30)).astype("f4")),
@@ -114,36 +113,11 @@ def test_any_byte_that_is_missing_or_changed_is_noticed(tmp_path, end):
     )
 
 
-def test_damaged_ones_are_set_aside(tmp_path):
-    directory = write(tmp_path, 1, 2)
-    moved = directory.set_aside(directory.at(2))
-    assert names(moved) == ["step-2.data-00000-of-00001", "step-2.index", "step-2.json"]
-    assert [each.step for each in directory.saved()] == [1]
-    moved.rename(tmp_path / "kept")
-    moved.write_text("a file is in the way")
-    with pytest.raises(ModelDirectoryError, match=r"step-1 is damaged and could not be moved"):
-        directory.set_aside(directory.at(1))
-
-
-def test_a_failure_in_a_save_leaves_nothing_of_it(tmp_path, monkeypatch):
-    write(tmp_path, 1)
-    before = names(tmp_path)
-
-    def full(**arguments):
-        (tmp_path / "step-2.partial" / "step-2.data-00000-of-00001").write_text("half")
-        raise tf.errors.ResourceExhaustedError(None, None, "…; No space left on device")
-
-    monkeypatch.setattr(tf.raw_ops, "SaveV2", full)
-    with pytest.raises(ModelDirectoryError, match="step 2 could not be written.*No space left"):
-        write(tmp_path, 2)
-    assert names(tmp_path) == before
-
-
 def test_files_of_others_are_left_alone(tmp_path):
     directory = write(tmp_path, 1)
     for name in ("step-x.index", "step-2.txt", "notes", "step-3"):
         (tmp_path / name).write_text("mine")
     directory.clear_partial()
-    directory.remove([1])
+    directory.remove(directory.saved())
     assert names(tmp_path) == ["checkpoint", "notes", "step-2.txt", "step-3", "step-x.index"]
     assert CheckpointDirectory(tmp_path / "absent").saved() == []

@@ -1,32 +1,16 @@
 """What an export needs to be loaded, Keras alone, and what a kill within one leaves."""
 
-import json
 import os
 import signal
 import sys
-import zipfile
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 
-import ddl
 from ddl.checkpoints.export import export_model
 from ddl.errors import ConfigError, ModelDirectoryError
-
-
-def test_layers_that_keras_has_too_need_keras_alone(tmp_path):
-    tokens = keras.Input((4, 6))
-    x = keras.layers.MultiHeadAttention(2, 3, dropout=0.4)(tokens, tokens)
-    x = keras.layers.Bidirectional(keras.layers.LSTM(3, dropout=0.4))(keras.layers.Dropout(0.5)(x))
-    model = keras.Model(tokens, x)
-    path, _ = export_model(model, str(tmp_path / "export"))
-    with zipfile.ZipFile(path) as file:
-        assert "ddl" not in json.dumps(json.loads(file.read("config.json")))
-    inputs = np.random.default_rng(0).normal(size=(2, 4, 6))
-    for loaded in (keras.models.load_model(path), ddl.models.load_exported(path)):
-        np.testing.assert_allclose(loaded(inputs), model(inputs), rtol=1e-6)
 
 
 class _WithoutConfig(keras.Model):

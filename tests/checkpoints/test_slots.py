@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ddl.checkpoints import snapshot
+from ddl.checkpoints import contents as of_checkpoints
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.precision import set_precision
 from ddl.step.sharding.shares import copied_share
@@ -69,7 +69,7 @@ def test_restored_shares_do_not_keep_whole_slots_in_memory(trained, monkeypatch)
         wholes.append(value)
         return copied_share(value, *arguments)
 
-    monkeypatch.setattr(snapshot, "copied_share", noted)
+    monkeypatch.setattr(of_checkpoints, "copied_share", noted)
     Checkpoints(folder, trainer).restore_latest()
     assert len(wholes) == 2 * len(trainer.sharding.slots)
     for slot in trainer.sharding.slots.values():
