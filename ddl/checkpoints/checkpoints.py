@@ -1,36 +1,41 @@
 """Saving a Trainer to checkpoints, and restoring it from them."""
 
+import math
 import os
+import weakref
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
+import keras
+import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from ddl.checkpoints import current
-from ddl.checkpoints.contents import check_covers
-from ddl.checkpoints.directory import CheckpointDirectory, Metadata, SavedCheckpoint
-from ddl.checkpoints.durable_files import be_polite
-from ddl.checkpoints.finding import checked_or_newest, newest_undamaged
-from ddl.checkpoints.of_callbacks import OfCallbacks
-from ddl.checkpoints.parts import TRAINING_ALONE, parts_for_evaluation, parts_for_training
-from ddl.checkpoints.restoring import assign, check_fits, metadata_of, take_over
+from ddl.checkpoints import contents
+from ddl.checkpoints.directory import CheckpointDirectory, Metadata, SavedCheckpoint, reading
 from ddl.checkpoints.retention import Retention
-from ddl.checkpoints.snapshot import Snapshots
 from ddl.distribution.workers import Workers
-from ddl.errors import ModelDirectoryError
-from ddl.step.state import TrainingState
+from ddl.errors import ConfigError, ModelDirectoryError
+from ddl.tasks.parts import layers_of
 from ddl.training.state_checks import check_same_on_replicas
 from ddl.training.trainer import Trainer
+
+# Trainers that saved or restored a checkpoint, with the JSON text of the last one.
+_HELD: weakref.WeakKeyDictionary[Trainer, str] = weakref.WeakKeyDictionary()
+_NOTHING: Future[str] = Future()
+_NOTHING.set_result("")
 
 
 class Checkpoints:
     """The checkpoints of one run: model, optimizer and training state, numbered by step.
 
-    The variables in a checkpoint do not depend on the strategy, so a run can resume under another
+    The values in a checkpoint do not depend on the strategy, so a run can resume under another
     one. A thread writes the files while training continues, one checkpoint at a time.
+
+    Attributes:
+      folder: The folder of the checkpoints.
     """
 
     def __init__(
@@ -49,40 +54,25 @@ class Checkpoints:
           trainer: The Trainer to save and restore.
           retention: Which checkpoints to keep; None keeps the last three.
           report: Called with a message, from any thread, when a checkpoint could not be written
-            or a damaged one was skipped or set aside.
+            or a damaged one was skipped.
           before_write: Called by the writer thread before it writes. If it raises a
             ModelDirectoryError, the checkpoint counts as not written.
           callbacks: Objects of the run whose variables are saved too.
-
-        Raises:
-          ConfigError: If a variable of the task has no name that is the same in every process.
         """
+        self.folder = Path(directory)
+        self._retention = retention or Retention()
         self._directory = CheckpointDirectory(directory)
         self._trainer = trainer
-        self._retention = retention or Retention()
         self._report = report
         self._before_write = before_write
-        # The loop keeps the state in tensors; a checkpoint can only save variables.
-        self._state = TrainingState(*(tf.Variable(v, trainable=False) for v in trainer.state))
-        # The model parts are enough for evaluation and export; training needs the rest too.
-        self._model = parts_for_evaluation(trainer)
-        self._checkpoint = tf.train.Checkpoint(
-            **self._model,
-            **parts_for_training(trainer, callbacks),
-            state=self._state._asdict(),
-        )
-        self._of_callbacks = OfCallbacks(callbacks, self._checkpoint)
-        self._snapshots: Snapshots | None = None
-        self._writer = ThreadPoolExecutor(1, "checkpoint", be_polite)
-        # The result is the error message, if any. An exception would keep the tensors alive.
-        self._writing: Future[str | None] | None = None
-        self._held_step: int | None = None  # step of the last save or restore
+        self._callbacks = callbacks
+        self._values = contents.values_of(trainer, callbacks)
+        self._snapshots = contents.Snapshots(trainer.strategy)
         self._workers = Workers(trainer.strategy)
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the checkpoints."""
-        return self._directory.path
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        # The result is the error message, or "". An exception would keep the tensors alive.
+        self._writing = _NOTHING
+        self._held_step: int | None = None  # step of the last save or restore
 
     def saved(self) -> list[SavedCheckpoint]:
         """Waits for a write in progress, then returns the checkpoints on disk, sorted by step."""
@@ -106,9 +96,7 @@ class Checkpoints:
         if not self.keeps_best:
             return False
         # Only the chief can wait for its write; another worker might list the folder too early.
-        improves = self._workers.is_chief
-        with suppress(ModelDirectoryError):  # the save reports it
-            improves = improves and self._retention.improves(metrics, self.saved())
+        improves = self._workers.is_chief and self._retention.improves(metrics, self.saved())
         return bool(self._workers.broadcast(improves))
 
     def has_any(self) -> bool:
@@ -124,8 +112,7 @@ class Checkpoints:
         Raises:
           ConfigError: If a variable in use, or of a callback, is in no checkpoint.
         """
-        self._of_callbacks.check()
-        check_covers(self._checkpoint, self._trainer.variables_in_use)
+        contents.check_covers(self._values, self._trainer.variables_in_use, self._callbacks)
 
     def save(
         self,
@@ -155,29 +142,34 @@ class Checkpoints:
         """
         trainer = self._trainer
         trainer.check_consistent()
-        self.wait()
-        failed = self._writing is not None and self._writing.result() is not None
-        if self._held_step == trainer.step and not self._workers.any(failed):
+        if self._held_step == trainer.step and not self._has_failed():
             return False
+        self.wait()
         check_same_on_replicas(trainer.task, trainer.strategy)
-        metadata = metadata_of(trainer, dict(metrics or {}), scheduled, ended_by)
-        tensors = self.take()
+        self.check()
+        values = self._values_now()
+        tensors = self._snapshots.take(values, self._workers.is_chief)
         if self._workers.is_chief:
-            at = current.Point.of(trainer)
-            self._writing = self._writer.submit(self._write, at, tensors, metadata)
+            metadata = Metadata(
+                metrics={k: float(v) for k, v in (metrics or {}).items() if math.isfinite(v)},
+                values={value.key: value.entry for value in values},
+                position=_position_of(trainer),
+                replicas=trainer.strategy.num_replicas_in_sync,
+                seconds=trainer.pace.total_seconds,
+                scheduled=scheduled,
+                ended_by=ended_by,
+            )
+            self._writing = self._writer.submit(self._write, trainer.step, tensors, metadata)
         self._held_step = trainer.step
         return True
 
     def written(self) -> Path | None:
         """Waits for the chief's write; returns its path without endings, or None if it failed."""
-        self.wait()
-        failed = self._writing is not None and self._writing.result() is not None
-        return None if self._workers.any(failed) else self.folder / f"step-{self._held_step}"
+        return None if self._has_failed() else self.folder / f"step-{self._held_step}"
 
     def wait(self) -> None:
         """Waits until no write is in progress."""
-        if self._writing is not None:
-            self._writing.result()
+        self._writing.result()
 
     def finish(self) -> None:
         """Waits for the last write, then removes the checkpoints that need not be kept.
@@ -188,48 +180,43 @@ class Checkpoints:
         self.wait()
         if self._workers.is_chief:
             self._tidy()
-        if self._writing is not None and (failure := self._writing.result()):
+        if failure := self._writing.result():
             raise ModelDirectoryError(failure)
 
-    def take(self) -> dict[str, tf.Tensor]:
-        """Returns the tensors by name, of variables on the chief alone. Call on all workers."""
-        trainer = self._trainer
-        for variable, value in zip(self._state, trainer.state, strict=True):
-            variable.assign(value)
-        self._checkpoint.save_counter.assign(trainer.step)  # not the number of saves since a start
-        if self._snapshots is None:
-            self.check()
-            self._snapshots = Snapshots(self._checkpoint)
-        self._of_callbacks.check()
-        return self._snapshots.take(self._workers.is_chief)
+    def _has_failed(self) -> bool:
+        """Waits for the chief's write; returns whether it failed. On all workers."""
+        return self._workers.any(bool(self._writing.result()))
 
-    def _write(
-        self, point: current.Point, tensors: dict[str, tf.Tensor], metadata: Metadata
-    ) -> str | None:
+    def _write(self, step: int, tensors: dict[str, tf.Tensor], metadata: Metadata) -> str:
         # Old checkpoints could have been removed after the last write. Removing them now frees
         # memory pages that the new file reuses (benchmarks/checkpoint_cost.py).
         self._tidy()
         try:
             self._before_write()
-            self._directory.write(point.step, tensors, metadata)
+            self._directory.write(step, tensors, metadata)
         except ModelDirectoryError as error:
             self._report(str(error))
             return str(error)
-        current.note(self._trainer, point, self._directory.at(point.step).prefix)
-        return None
+        _HELD[self._trainer] = self._directory.at(step).text
+        return ""
 
     def _tidy(self) -> None:
         """Removes the checkpoints that need not be kept; reports a failure."""
         try:
             self._directory.remove(self._retention.removable(self._directory.saved()))
-        except (OSError, ModelDirectoryError) as error:
+        except OSError as error:
             self._report(f"An old checkpoint could not be removed: {error}. Remove it by hand.")
+
+    def _values_now(self) -> list[contents.Value]:
+        """Returns the values of a checkpoint, with the training state as it is."""
+        state = self._trainer.state._asdict().items()
+        return self._values + [contents.Value(f"state/{k}", k, v, None) for k, v in state]
 
     def restore_latest(self, scheduled: bool = False) -> SavedCheckpoint | None:
         """Restores the trainer from the newest readable checkpoint, to resume training.
 
-        Moves newer, damaged checkpoints to `damaged/` and reports them. Eager, cross-replica
-        context, on all workers.
+        Gives newer, damaged checkpoints the ending `.damaged` and reports them. Eager,
+        cross-replica context, on all workers.
 
         Args:
           scheduled: For a rewind: skip checkpoints saved on a signal, and remove all checkpoints
@@ -239,11 +226,15 @@ class Checkpoints:
           The restored checkpoint; None if there is none.
 
         Raises:
-          ModelDirectoryError: If all checkpoints are damaged, a damaged one cannot be moved, or
-            the checkpoint does not fit the trainer.
+          ModelDirectoryError: If all checkpoints are damaged, the checkpoint does not fit the
+            trainer, or another worker finds another one.
           ConfigError: Within the trainer's `evaluation_weights`.
         """
-        return self._restore(lambda: self._find_latest(scheduled), scheduled)[0]
+        saved, _ = self._restore(lambda: self._newest(scheduled))
+        if saved is not None and scheduled and self._workers.is_chief:
+            there = self._directory.saved()
+            self._directory.remove(each for each in there if each.step > saved.step)
+        return saved
 
     def resume(self) -> tuple[SavedCheckpoint | None, bool]:
         """Does as `restore_latest`, but keeps a trainer that is at the newest checkpoint as it is.
@@ -254,7 +245,7 @@ class Checkpoints:
         Returns:
           The checkpoint, or None; and whether the trainer was kept.
         """
-        return self._restore(lambda: self._find_latest(False), False, keeps=True)
+        return self._restore(self._newest, keeps=True)
 
     def restore_best(self) -> SavedCheckpoint | None:
         """Restores the trainer from the best checkpoint by the retention's metric.
@@ -262,44 +253,7 @@ class Checkpoints:
         Training can continue from there. Returns, raises and is called as `restore_latest`; None if
         no checkpoint was evaluated.
         """
-        return self._restore(self.best, False)[0]
-
-    def _restore(
-        self, find: Callable[[], SavedCheckpoint | None], scheduled: bool, keeps: bool = False
-    ) -> tuple[SavedCheckpoint | None, bool]:
-        """Restores the checkpoint that `find` returns on the chief."""
-        trainer = self._trainer
-        trainer.check_idle("Restoring a checkpoint")
-        trainer.check_has_own_weights()
-        self.wait()
-        with self._workers.failing_together():
-            saved = find() if self._workers.is_chief else None
-        step = self._workers.broadcast(-1 if saved is None else saved.step)
-        if step < 0:
-            return None, False
-        saved = saved or self._directory.at(step)
-        check_fits(saved, trainer)
-        keeps = keeps and current.are_at(trainer, saved.prefix, self._workers)
-        if keeps:
-            assign(self._checkpoint, saved, alone=self._of_callbacks.parts)
-        else:
-            assign(self._checkpoint, saved)
-            take_over(self._state, trainer)
-            current.note(trainer, current.Point.of(trainer), saved.prefix)
-        if scheduled and self._workers.is_chief:
-            self._directory.remove(s for s in self._directory.saved() if s.step > saved.step)
-        trainer.pace.total_seconds = max(trainer.pace.total_seconds, saved.metadata.seconds)
-        self._held_step, self._writing = saved.step, None
-        return saved, keeps
-
-    def _find_latest(self, scheduled: bool) -> SavedCheckpoint | None:
-        """Finds the newest readable checkpoint, moves damaged ones, and cleans up after a kill."""
-        saved = newest_undamaged(self._directory, scheduled, self._report)
-        if self._directory.path.exists():
-            self._directory.clear_partial()
-            self._tidy()
-            self._directory.write_list()
-        return saved
+        return self._restore(lambda: (best := self.best()) and self._readable(best))[0]
 
     def restore_model(self, saved: SavedCheckpoint | None = None) -> SavedCheckpoint:
         """Restores weights, averages, step and data position, for evaluation or export.
@@ -315,27 +269,129 @@ class Checkpoints:
 
         Raises:
           ModelDirectoryError: If there is no checkpoint, or if on any worker it is damaged,
-            removed, or does not fit the trainer.
+            removed, or does not fit the trainer, or is another one.
           ConfigError: Within the trainer's `evaluation_weights`.
         """
-        self._trainer.check_idle("Restoring a checkpoint")
-        self._trainer.check_has_own_weights()
-        with self._workers.failing_together():
-            if self._workers.is_chief:
-                saved = checked_or_newest(self._directory, saved, self._report)
-            else:
-                saved = None
-        step = self._workers.broadcast(-1 if saved is None else saved.step)
-        if step < 0:
+        found = self._agreed(
+            lambda: self._readable(saved) if saved else self._directory.newest(self._report)
+        )
+        if found is None:
             self._workers.barrier()
             raise ModelDirectoryError(
                 f"There is no checkpoint in {self.folder}. Train first, or pass another "
                 "--model_dir."
             )
+        averages = () if self._trainer.averages is None else ("averages/",)
         with self._workers.failing_together():
-            saved = saved or self._directory.at(step)
-            position = {"step": self._state.step, "batches": self._state.batches}
-            parts = {**self._model, "state": position}
-            assign(tf.train.Checkpoint(**parts), saved, partial=TRAINING_ALONE)
-            take_over(self._state, self._trainer)
+            self._assign(found, ("model/", "task/", "state/step", "state/batches", *averages))
+        return found
+
+    def _newest(self, scheduled: bool = False) -> SavedCheckpoint | None:
+        """Finds the newest readable checkpoint, and cleans up after a kill."""
+        saved = self._directory.newest(self._report, scheduled, moves=True)
+        self._directory.clear_partial()
+        self._tidy()
         return saved
+
+    def _readable(self, saved: SavedCheckpoint) -> SavedCheckpoint:
+        if damage := self._directory.damage_of(saved):
+            raise ModelDirectoryError(
+                f"{saved} cannot be read: {damage}. Pass another --checkpoint. All workers need "
+                "the files of the chief's --model_dir."
+            )
+        return saved
+
+    def _agreed(self, find: Callable[[], SavedCheckpoint | None]) -> SavedCheckpoint | None:
+        """Returns the checkpoint that `find` returns on the chief, verified on every worker."""
+        self._trainer.check_idle("Restoring a checkpoint")
+        self._trainer.check_has_own_weights()
+        self.wait()
+        with self._workers.failing_together():
+            saved = find() if self._workers.is_chief else None
+        step = self._workers.broadcast(-1 if saved is None else saved.step)
+        if step < 0:
+            return None
+        with self._workers.failing_together():
+            saved = saved or self._readable(self._directory.at(step))
+        digests = self._workers.gather(np.array([float(zlib.crc32(saved.text.encode()))]))[:, 0]
+        for worker in np.flatnonzero(digests != digests[0])[:1]:
+            self._workers.barrier()
+            raise ModelDirectoryError(
+                f"All workers must restore the same checkpoint, but step {step:,} of worker "
+                f"{worker} has another digest than that of the chief, in {self.folder}. Give all "
+                "workers one --model_dir on a file system that they share."
+            )
+        return saved
+
+    def _restore(
+        self, find: Callable[[], SavedCheckpoint | None], keeps: bool = False
+    ) -> tuple[SavedCheckpoint | None, bool]:
+        """Restores the checkpoint that `find` returns on the chief, to train from there."""
+        trainer = self._trainer
+        if (saved := self._agreed(find)) is None:
+            return None, False
+        keeps = keeps and self._is_at(saved)
+        with self._workers.failing_together():
+            _check_position(saved, trainer)
+            self._assign(saved, ("callbacks/",) if keeps else ("",))
+        if not keeps:
+            _HELD[trainer] = saved.text
+        trainer.pace.total_seconds = max(trainer.pace.total_seconds, saved.metadata.seconds)
+        self._held_step, self._writing = saved.step, _NOTHING
+        return saved, keeps
+
+    def _is_at(self, saved: SavedCheckpoint) -> bool:
+        """Returns whether the chief's trainer is at a checkpoint, and those of all are whole."""
+        is_at = _HELD.get(self._trainer) == saved.text and self._trainer.step == saved.step
+        is_at = is_at or not self._workers.is_chief
+        try:
+            self._trainer.check_consistent()
+        except ConfigError:
+            is_at = False
+        return not self._workers.any(not is_at)
+
+    def _assign(self, saved: SavedCheckpoint, parts: tuple[str, ...]) -> None:
+        """Assigns the values whose keys begin with one of `parts`; none if one does not fit."""
+        values = [value for value in self._values_now() if value.key.startswith(parts)]
+        there = {k: e for k, e in saved.metadata.values.items() if k.startswith(parts)}
+        failure, state = contents.differences(there, {v.key: v.entry for v in values}), {}
+        try:
+            if not failure:
+                with reading(saved.prefix) as reader:
+                    state = contents.assign(values, reader, self._trainer.strategy)
+        except tf.errors.OpError as error:  # the run has just removed it
+            failure = error.message
+        if failure:
+            raise ModelDirectoryError(
+                f"{saved} cannot be restored into this model and optimizer: {failure}. Pass the "
+                "config and the callbacks of the run that saved it, or another --model_dir."
+            )
+        for layer in layers_of(self._trainer.task):
+            if isinstance(layer, keras.layers.Normalization) and layer.built:
+                layer.finalize_state()  # it computes with constants made from its variables
+        if state:
+            self._trainer.restore(self._trainer.state._replace(**state))
+
+
+def _position_of(trainer: Trainer) -> dict[str, int | None]:
+    """Returns the numbers on which the position in the data depends, by what they are."""
+    found: dict[str, int | None] = {}
+    for number, (name, one) in enumerate(trainer.pipelines.items(), 1):
+        of = f" of source {number} ({name})" if name else ""  # the first one counts the epochs
+        for what in ("global_batch_size", "num_examples", "batches_per_update"):
+            found[f"{what.replace('_', ' ')}{of}"] = getattr(one, what)
+        digest = getattr(getattr(one.source, "items", None), "digest", None)
+        found[f"digest of lengths of documents, packed.seed and NumPy's version{of}"] = digest
+    return found
+
+
+def _check_position(saved: SavedCheckpoint, trainer: Trainer) -> None:
+    """Raises ModelDirectoryError if steps or data positions mean something else here."""
+    was, now = saved.metadata.position, _position_of(trainer)
+    for label in {**was, **now}:
+        if was.get(label) != now.get(label):
+            raise ModelDirectoryError(
+                f"The {label} must be {was.get(label)}, as in the run that saved {saved}, got "
+                f"{now.get(label)}: the position in the data depends on it. Keep it, or start a "
+                "new run from these weights (WarmStart) in another --model_dir."
+            )

@@ -1,225 +1,292 @@
-"""The variables in a checkpoint, under names that are the same in every process.
+"""The ordered list of values that a checkpoint holds: collected, compared, read and assigned."""
 
-`tf.train.Checkpoint` follows attributes and misses the variables that Keras 3 tracks in lists and
-dicts (tests/checkpoints/test_contents.py fails when that changes). This module names the missed
-variables by the attributes, indices and keys that lead to them, such as `blocks/0/kernel`.
-"""
-
-import enum
-import functools
-from collections.abc import Container, Iterable, Mapping
-from typing import Any, TypeAlias
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from ddl.checkpoints.comparison import some
-from ddl.checkpoints.slots import WholeSlot
+from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
-from ddl.tasks.parts import attributes_of, copies_of, layers_of, models_of, variables_of
-from ddl.tasks.task import Task
+from ddl.optimizers.groups import by_name
+from ddl.optimizers.plateau import plateau_of
+from ddl.step.sharding.shares import copied_share, gathered
+from ddl.tasks.parts import attributes_of, copies_of, layers_of, models_of
+from ddl.training.trainer import Trainer
 
-AnyVariable: TypeAlias = keras.Variable | tf.Variable
+Entry: TypeAlias = tuple[str, Sequence[int], str]
+"""Path, shape and dtype of a variable of a checkpoint."""
 
-_HOLDERS = (
-    *(keras.layers.Layer, keras.metrics.Metric, keras.random.SeedGenerator),
-    *(tf.Module, tf.random.Generator),
-)
+Entries: TypeAlias = Mapping[str, Entry]
+"""The entries of a checkpoint by key, such as `model/0003`."""
 
-IN_CONTAINERS = "in_containers"
-"""Part of a checkpoint with the model's variables in lists and dicts."""
+_WITH_VARIABLES = (keras.metrics.Metric, keras.optimizers.Optimizer)
+_WITH_A_STATE = (keras.random.SeedGenerator, tf.random.Generator)
+_ON_READ = tf.VariableSynchronization.ON_READ  # each replica has a value, and all are summed
 
-IN_TASK = "task"
-"""Part of a checkpoint with the task's variables outside its model."""
-
-BESIDE_ATTRIBUTES = (f"{IN_CONTAINERS}/", f"{IN_TASK}/")
-"""Path prefixes of the variables that `tf.train.Checkpoint` misses."""
+_NUMBER = re.compile(r"_\d+(?=[/_]|$)")
+"""The number of a layer that Keras named."""
 
 
-def model_parts(task: Task) -> dict[str, Any]:
-    """Collects the variables that evaluation and export need.
+class Value(NamedTuple):
+    """A variable of a checkpoint.
 
-    States of the layers' random generators are left out: a trainer never changes them.
-
-    Args:
-      task: The task; it holds the model and may hold further layers and variables.
-
-    Returns:
-      Keyword arguments for `tf.train.Checkpoint`.
-
-    Raises:
-      ConfigError: If a variable of the task has no name that is the same in every process.
+    Attributes:
+      key: Its name in TensorFlow's file: the part and a number.
+      path: Its path in the model, the optimizer or the callback, for messages and warm starts.
+      variable: The variable; a tensor of the training state.
+      whole: Shape of the whole slot of which each replica's variable holds a share, if it does.
     """
-    models = models_of(task)
-    parts: dict[str, Any] = dict(models) if set(models) == {"model"} else {"models": models}
-    layers = layers_of(task)
-    seen = {id(generator.state.value) for layer in layers for generator in layer._seed_generators}
-    seen |= {id(v) for v in saved_variables(tf.train.Checkpoint(**parts))}
-    places: list[tuple[str, tuple[str, ...], object, list[keras.Variable]]] = [
-        (IN_CONTAINERS, () if set(models) == {"model"} else (name,), model, model.variables)
-        for name, model in models.items()
-    ]
-    of_layers = [v for layer in layers for v in layer.variables]
-    for part, first, holder, variables in [*places, (IN_TASK, (), task, of_layers)]:
-        found = {(*first, *path): v for path, v in _named(holder).items()}
-        named = {path: v for path, v in found.items() if id(_bare(v)) not in seen}
-        seen |= {id(_bare(v)) for v in named.values()}
-        lost = [v.path for v in variables if id(_bare(v)) not in seen]
-        if lost:
-            raise ConfigError(
-                f"A checkpoint cannot hold the variables {some(lost)} of {type(holder).__name__}: "
-                "no attribute leads to them. Keep the layers that own them in attributes, or in "
-                "lists and dicts in attributes; a set has no order."
-            )
-        if named:
-            parts[part] = {**parts.get(part, {}), **_nested(named)}
-    return parts
+
+    key: str
+    path: str
+    variable: tf.Variable | tf.Tensor
+    whole: tf.TensorShape | None
+
+    @property
+    def entry(self) -> Entry:
+        """Path, shape as a whole, and dtype."""
+        shape = self.variable.shape if self.whole is None else self.whole
+        return self.path, list(shape), self.variable.dtype.name
 
 
-def variables_of_object(holder: object, beside: Iterable[tf.Variable] = ()) -> dict[str, Any]:
-    """Collects the variables that attributes of an object lead to, for `tf.train.Checkpoint`.
+def values_of(trainer: Trainer, callbacks: Sequence[object] = ()) -> list[Value]:
+    """Returns the variables of a trainer and of callbacks, in the same order in every process.
 
-    Those of optimizers are included, by their numbers: their names depend on those of the model.
-
-    Args:
-      holder: The object, such as a callback.
-      beside: Variables that other parts of the checkpoint hold.
-
-    Raises:
-      ConfigError: If two variables would have the same name.
+    The order is that in which Keras tracks variables, and that of attributes, lists and dicts.
     """
-    others = {id(v) for v in beside}
-    named = _named(holder, optimizers=True)
-    return _nested({path: v for path, v in named.items() if id(_bare(v)) not in others})
-
-
-def lost_of_object(holder: object, handles: Container[int]) -> list[str]:
-    """Returns the names of an object's variables that a checkpoint does not hold.
-
-    Args:
-      holder: The object, such as a callback.
-      handles: From `handles_in` the checkpoint.
-    """
-    found = [("/".join(path), _bare(v)) for path, v in _named(holder, optimizers=True).items()]
-    known = {id(copy.handle) for _, v in found for copy in copies_of(v)}
-    # Those that no path leads to, such as in a set.
-    others = [v for v in variables_of([holder]) if id(v.handle) not in known]
-    found += [(v.name.split(":")[0], v) for v in others]
+    # `task` is what the task holds beside its models.
+    parts = ("model", "task", "averages", "optimizer", "callbacks")
+    found: dict[str, list[tuple[str, tf.Variable]]] = {part: [] for part in parts}
+    for name, optimizer in by_name(trainer.optimizer).items():
+        found["optimizer"] += [(f"{name}/{v.path}", v.value) for v in optimizer.variables]
+        if (plateau := plateau_of(optimizer)) is not None:
+            found["optimizer"] += [(f"{name}/{key}", v) for key, v in plateau.state.items()]
+    seen = {id(variable) for _, variable in found["optimizer"]}
+    for name, model in models_of(trainer.task).items():
+        before = "" if name == "model" else f"{name}/"
+        found["model"] += [(f"{before}{p}", v) for p, v in _within(model.variables, "", seen)]
+    if trainer.averages is not None:
+        found["averages"] = [(_name(average), average) for average in trainer.averages.variables]
+    seen |= {id(variable) for _, variable in found["averages"]}
+    found["task"] += _within([layers_of(trainer.task), attributes_of(trainer.task)], "", seen)
+    for callback in callbacks:
+        found["callbacks"] += _within(attributes_of(callback), type(callback).__name__, seen)
+    slots = {} if trainer.sharding is None else trainer.sharding.slots
+    wholes = {id(slot.variable.value): slot.shape for slot in slots.values()}
     return [
-        name for name, v in found if any(id(copy.handle) not in handles for copy in copies_of(v))
+        Value(f"{part}/{number:04}", path, variable, wholes.get(id(variable)))
+        for part, every in found.items()
+        for number, (path, variable) in enumerate(every)
     ]
 
 
-def check_covers(checkpoint: tf.train.Checkpoint, used: Iterable[tf.Variable]) -> None:
-    """Checks that a checkpoint holds every variable that training uses.
+def _within(item: object, path: str, seen: set[int]) -> Iterator[tuple[str, tf.Variable]]:
+    """Yields the variables that an object leads to by attributes, lists and dicts, with paths.
+
+    Adds the ids of variables and layers to `seen`, and skips those that it holds.
+    """
+    if isinstance(item, Mapping | list | tuple):
+        for key, value in item.items() if isinstance(item, Mapping) else enumerate(item):
+            yield from _within(value, f"{path}/{key}", seen)
+    elif isinstance(item, keras.Variable):
+        yield from _within(item.value, item.path, seen)
+    elif id(item) in seen:
+        return
+    elif isinstance(item, tf.Variable):
+        seen.add(id(item))
+        yield path, item
+    elif isinstance(item, keras.layers.Layer):
+        layers = item._flatten_layers()
+        seen.update(map(id, layers))
+        yield from _within(item.variables, path, seen)
+        for layer in layers:  # metrics, and variables of TensorFlow, which Keras does not track
+            own = {k: v for k, v in attributes_of(layer).items() if not k.startswith("_self_")}
+            yield from _within(own, layer.path or layer.name, seen)
+    elif isinstance(item, _WITH_VARIABLES):
+        yield from _within(item.variables, path, seen)
+    elif isinstance(item, _WITH_A_STATE):
+        yield from _within(item.state, path, seen)
+    elif isinstance(item, tf.Module) or hasattr(item, "per_example"):
+        seen.add(id(item))
+        yield from _within(attributes_of(item), path, seen)
+
+
+def check_covers(
+    values: Iterable[Value], used: Iterable[tf.Variable], callbacks: Sequence[object]
+) -> None:
+    """Checks that a checkpoint holds every variable that training uses or callbacks have.
 
     Args:
-      checkpoint: The checkpoint object that is saved.
+      values: The variables of the checkpoint.
       used: Variables that the training loop reads or writes, including replica-local copies.
+      callbacks: The callbacks, whose variables may have become more.
 
     Raises:
-      ConfigError: If a used variable is not in the checkpoint.
+      ConfigError: If a variable is not in the checkpoint.
     """
-    handles = handles_in(checkpoint)
-    lost = sorted({v.name.split(":")[0] for v in used if id(v.handle) not in handles})
-    if lost:
+    held = {id(copy.handle) for value in values for copy in copies_of(value.variable)}
+    if lost := sorted({_name(v) for v in used if id(v.handle) not in held}):
         raise ConfigError(
             f"The training step uses the variables {some(lost)}, but neither the model nor the "
             "optimizer nor the task owns them, so no checkpoint would hold them. Keep each one in "
             "an attribute of the task or of a layer."
         )
+    for callback in callbacks:
+        found = _within(attributes_of(callback), type(callback).__name__, set())
+        if lost := [path for path, v in found if id(copies_of(v)[0].handle) not in held]:
+            raise ConfigError(
+                f"The callback {type(callback).__name__} has the variables {some(lost)}, which no "
+                "checkpoint holds: they were made after the run began. Make each tf.Variable in "
+                "__init__ and keep it in an attribute, a list or a dict; build a model there, with "
+                "model.build(shape); and call optimizer.build(variables)."
+            )
 
 
-def handles_in(checkpoint: tf.train.Checkpoint) -> frozenset[int]:
-    """Returns the ids of the handles of all variables that a checkpoint saves, of every copy."""
-    return frozenset(id(c.handle) for v in saved_variables(checkpoint) for c in copies_of(v))
+def differences(there: Entries, here: Entries) -> str:
+    """Returns how a checkpoint differs from what is to be restored; "" if it does not.
 
-
-def saved_variables(checkpoint: tf.train.Checkpoint) -> list[tf.Variable]:
-    """Returns all variables that a checkpoint saves, each once."""
-    descendants = tf.train.TrackableView(checkpoint).descendants()
-    bare = [_bare(v) for v in descendants if isinstance(v, keras.Variable | tf.Variable)]
-    bare += [slot.variable for slot in descendants if isinstance(slot, WholeSlot)]
-    return list({id(v): v for v in bare}.values())
-
-
-def _named(holder: object, optimizers: bool = False) -> dict[tuple[str, ...], AnyVariable]:
-    """Returns the variables reached by attributes, lists and dicts, by the first path to each.
+    Names and their order count, without the numbers by which Keras counts a process's layers.
 
     Args:
-      holder: The object.
-      optimizers: Whether to include the variables of optimizers.
-
-    Raises:
-      ConfigError: If two variables have the same path, such as under the dict keys 1 and "1".
+      there: The variables of the checkpoint.
+      here: The variables to restore.
     """
-    named: dict[tuple[str, ...], AnyVariable] = {}
-    seen: set[int] = set()
-
-    def look(item: object, path: tuple[str, ...]) -> None:
-        if id(item) in seen:
-            return
-        if isinstance(item, keras.Variable | tf.Variable):
-            seen.add(id(item))
-            if path in named:
-                raise ConfigError(
-                    f"Two variables of {type(holder).__name__} would be saved as "
-                    f"{'/'.join(path)!r}. Use dict keys that differ as strings."
-                )
-            named[path] = item
-        elif isinstance(item, Mapping):
-            for key, value in item.items():
-                if isinstance(key, str | int | float | enum.Enum):  # other keys differ by process
-                    look(value, (*path, str(key)))
-        elif isinstance(item, list | tuple):
-            for index, value in enumerate(item):
-                look(value, (*path, str(index)))
-        elif optimizers and isinstance(item, keras.optimizers.Optimizer):
-            look(item.variables, path)
-        elif item is holder or isinstance(item, _HOLDERS) or hasattr(item, "per_example"):
-            seen.add(id(item))
-            for name, value in _held(item):
-                look(value, (*path, name))
-
-    look(holder, ())
-    return named
+    found = []
+    for key in {**there, **here}:
+        was, now = (_text(entries.get(key)) for entries in (there, here))
+        if _NUMBER.sub("", was) != _NUMBER.sub("", now):
+            found.append(f"{key} is {was}, expected {now}")
+    return some(found, 3)
 
 
-def _held(item: object) -> list[tuple[str, Any]]:
-    """Returns an object's own attributes, and the layers of a functional model."""
-    held: list[tuple[str, Any]] = []
-    if isinstance(item, keras.Model) and isinstance(item, _functional_models()):
-        held.append(("layers", item.layers))
-    own = _names_of_keras() if isinstance(item, keras.layers.Layer) else frozenset()
-    attributes = sorted(attributes_of(item).items())
-    held += [(k, v) for k, v in attributes if k not in own and not k.startswith("_self_")]
-    return held
+def _text(entry: Entry | None) -> str:
+    return "nothing" if entry is None else f"{entry[0]} ({entry[2]} {list(entry[1])})"
 
 
-@functools.cache
-def _functional_models() -> tuple[type[keras.Model], ...]:
-    """Returns the model classes whose layers are not attributes."""
-    inputs = keras.Input([1])
-    return keras.Sequential, type(keras.Model(inputs, inputs))
+class Snapshots:
+    """Takes the values of variables, without copying those on the host.
+
+    Reading a host variable gives a tensor that shares its memory; a snapshot takes memory for the
+    variables that change while it is held. A variable on a GPU is copied to the host once, from
+    the first replica.
+
+    Later updates leave a snapshot as it is, by TensorFlow's sources (2.21):
+
+    - A read shares the buffer and counts the reference (`ReadVariableOp`). An update writes in
+      place only if the variable holds the only reference, else to a copy
+      (`PrepareToUpdateVariable`). Once a sparse update has touched a variable, each read copies
+      (`copy_on_read_mode`), on the same stream as the updates.
+    - The copy to the host waits for all earlier work of the GPU's compute stream, and holds a
+      reference to the buffer until it is complete (`GPUUtil::CopyGPUTensorToCPU`).
+    - Variables are read one by one: once a sparse update has touched one on a parameter server,
+      its server copies it for the read, and must not hold copies of all its variables at once.
+    - `take` returns when all copies are complete, so no later update runs beside them, and the
+      snapshot shares no memory with variables on GPUs. ddl makes no further copy.
+
+    TensorFlow's own asynchronous checkpoints fail with Keras 3 at the second save
+    (tests/step/test_keras_canaries.py), and hold a second copy of every variable permanently.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy):
+        """Keeps the strategy of the variables."""
+        self._strategy = strategy
+        self._workers = Workers(strategy)
+        self._gather: dict[str, Any] = {}
+
+    def take(self, values: Iterable[Value], keeps: bool = True) -> dict[str, tf.Tensor]:
+        """Returns the tensors by key, on the host. Eager, cross-replica context, on all workers.
+
+        Slots in shares are gathered one by one, so that only the host holds all of them whole.
+
+        Args:
+          values: The values.
+          keeps: Whether this worker needs the tensors; else it helps to gather and returns none.
+        """
+        taken = {}
+        with tf.device("CPU:0"):
+            for value in values:
+                if value.whole is not None:
+                    tensor = tf.constant(self._gathered(value, value.whole))
+                elif keeps or getattr(value.variable, "synchronization", None) == _ON_READ:
+                    tensor = tf.identity(value.variable)
+                if keeps:
+                    taken[value.key] = tensor
+        return taken
+
+    def _gathered(self, value: Value, whole: tf.TensorShape) -> np.ndarray:
+        """Returns a slot whole, without padding."""
+        variable, results = value.variable, self._strategy.experimental_local_results
+        shape = tf.TensorShape([self._strategy.num_replicas_in_sync * variable.shape[0]])
+
+        def gather() -> tf.Tensor:
+            rows = self._strategy.run(lambda: gathered([variable.read_value()], [shape])[0])
+            return results(rows)[0]
+
+        if self._workers.number == 1:
+            rows = np.concatenate([copy.numpy() for copy in results(variable)])
+        else:
+            if value.key not in self._gather:
+                # Not traced by a call: TensorFlow counts those of all slots together, and warns.
+                function = tf.function(gather, autograph=False)
+                self._gather[value.key] = function.get_concrete_function()
+            rows = self._gather[value.key]().numpy()
+        return rows[: whole.num_elements()].reshape(whole)
 
 
-@functools.cache
-def _names_of_keras() -> frozenset[str]:
-    """Returns the attribute names that Keras itself sets on layers and models."""
-    inputs = keras.Input([1])
-    models = (keras.Model(), keras.Sequential([inputs]), keras.Model(inputs, inputs))
-    return frozenset().union(*map(vars, (keras.layers.Layer(), *models)))
+def assign(
+    values: Iterable[Value], reader: Any, strategy: tf.distribute.Strategy
+) -> dict[str, tf.Tensor]:
+    """Assigns the values of a checkpoint, one after the other. Eager, cross-replica context.
+
+    Args:
+      values: The values.
+      reader: From `tf.train.load_checkpoint`; it holds the keys of all `values`.
+      strategy: The strategy of the variables.
+
+    Returns:
+      Those of `values` that are tensors, by path.
+    """
+    workers, tensors = Workers(strategy), {}
+    first, replicas = workers.index * workers.replicas_of_each, strategy.num_replicas_in_sync
+    for value in values:
+        with tf.device("CPU:0"):  # not whole on each device
+            found = tf.constant(reader.get_tensor(value.key))
+        if not isinstance(value.variable, tf.Variable):
+            tensors[value.path] = tf.identity(found)
+        elif value.whole is None:
+            value.variable.assign(found, read_value=False)
+        else:
+            copies = strategy.experimental_local_results(value.variable)
+            for number, copy in enumerate(copies, first):
+                copy.assign(copied_share(found, number, replicas))
+    return tensors
 
 
-def _nested(named: Mapping[tuple[str, ...], AnyVariable]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
-    for (*folders, name), variable in named.items():
-        place = nested
-        for folder in folders:
-            place = place.setdefault(folder, {})
-        place[name] = variable
-    return nested
+def digest_of(values: Iterable[tuple[str, np.ndarray]]) -> str:
+    """Returns the SHA-256 over keys and bytes of weights, slots, statistics and averages.
+
+    Args:
+      values: Keys and values of a checkpoint. State and callbacks, which say where a run stands,
+        count for nothing.
+    """
+    found = hashlib.sha256()
+    for key, value in values:
+        if not key.startswith(("callbacks/", "state/")):
+            found.update(f"{key}\0".encode())
+            is_text = value.dtype.kind == "O"  # an array of texts holds their addresses
+            found.update(repr(value.tolist()).encode() if is_text else np.ascontiguousarray(value))
+    return found.hexdigest()
 
 
-def _bare(variable: AnyVariable) -> tf.Variable:
-    return variable.value if isinstance(variable, keras.Variable) else variable
+def _name(variable: Any) -> str:
+    return str(variable.name).split(":")[0]
+
+
+def some(names: Sequence[str], limit: int = 8) -> str:
+    """Joins the first `limit` names, and adds how many more there are."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

@@ -76,5 +76,7 @@ class Retention:
         if self.best_metric is None:
             return math.nan
         value = metrics.get(self.best_metric, math.nan)
+        if not math.isfinite(value):  # no checkpoint holds it
+            return math.nan
         direction = direction_of(self.best_metric, self.best_mode, "Retention.best_mode")
         return value if direction == "max" else -value

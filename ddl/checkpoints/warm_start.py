@@ -3,18 +3,13 @@
 import dataclasses
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 import keras
-import tensorflow as tf
-from tensorflow.core.protobuf import trackable_object_graph_pb2
 
-from ddl.checkpoints.comparison import object_graph, some
-from ddl.checkpoints.contents import IN_CONTAINERS
-from ddl.checkpoints.directory import CheckpointDirectory, first_line, readable
+from ddl.checkpoints.contents import some
+from ddl.checkpoints.directory import CheckpointDirectory, SavedCheckpoint, reading
 from ddl.errors import ConfigError
 from ddl.step.weight_average import AVERAGE_PREFIX, WeightAverages
 
@@ -27,8 +22,8 @@ class WarmStart:
     name. `--dry_run` prints the matches. A weight and its source must have the same shape.
 
     Attributes:
-      checkpoint: A model directory or a folder of checkpoints, whose newest checkpoint is read, or
-        a checkpoint's path without the file endings. ddl or `tf.train.Checkpoint` wrote it.
+      checkpoint: A model directory or a folder of checkpoints of ddl, whose newest readable
+        checkpoint is read, or the path of a checkpoint without the file endings.
       include: Regular expression matched at the start of each weight's name in this model; only
         matching weights are read. A plain prefix such as `encoder/` works. The empty string
         matches all weights.
@@ -46,23 +41,16 @@ class WarmStart:
     averaged: bool = False
 
     def __post_init__(self) -> None:
-        if self.rename is not None and len(self.rename) != 2:
+        try:
+            re.sub(self.include, "", "")
+            re.sub(*(self.rename or ("", "")), "")
+        except (re.error, TypeError) as error:
             raise ConfigError(
-                f"WarmStart.rename must be a pair (expression, replacement), got {self.rename}."
-            )
-        for name, arguments in (
-            ("include", (self.include, "")),
-            ("rename", self.rename or ("", "")),
-        ):
-            try:
-                re.sub(*arguments, "")
-            except re.error as error:
-                raise ConfigError(
-                    f"WarmStart.{name} must be a valid regular expression, got "
-                    f"{getattr(self, name)!r}: {error}."
-                ) from error
+                "WarmStart.include must be a regular expression and WarmStart.rename a pair "
+                f"(expression, replacement), got {self.include!r} and {self.rename!r}: {error}."
+            ) from error
 
-    def apply(self, model: keras.Model, averages: WeightAverages | None = None) -> "Matches":
+    def apply(self, model: keras.Model, averages: WeightAverages | None = None) -> str:
         """Assigns the matching weights to the model. Eager, cross-replica context.
 
         Args:
@@ -70,188 +58,72 @@ class WarmStart:
           averages: The trainer's weight averages, if it keeps any; reset to the new weights.
 
         Returns:
-          The names of the weights that were read, kept and unused.
+          A report of three lines, with names of the weights that were read, kept and
+          unused.
 
         Raises:
-          ConfigError: If there is no readable checkpoint, no weight matches, a matching name is
-            ambiguous, or a shape differs. The model is then unchanged.
+          ConfigError: If there is no readable checkpoint, no weight matches, or a shape differs.
+            The model is then unchanged.
+          ModelDirectoryError: If all checkpoints of a folder are damaged.
         """
-        prefix = _find(self.checkpoint)
-        with _reading(prefix) as reader:
-            there = _names(reader, self.averaged)
-            shapes = reader.get_variable_to_shape_map()
-        here = _without_model(_by_name((v.path, v) for v in model.variables))
-        sources = {
-            name: re.sub(*self.rename, name) if self.rename else name
-            for name in here
-            if re.match(self.include, name)
-        }
+        saved, here = _find(self.checkpoint), _by_name((v.path, v) for v in model.weights)
+        part = "averages/" if self.averaged else "model/"
+        entries = {k: e for k, e in saved.metadata.values.items() if k.startswith(part)}
+        there = _by_name((e[0].removeprefix(AVERAGE_PREFIX), k) for k, e in entries.items())
+        matching = [name for name in here if re.match(self.include, name)]
+        sources = {n: re.sub(*self.rename, n) if self.rename else n for n in matching}
         read = {name: source for name, source in sources.items() if source in there}
-        if not sources:
-            raise ConfigError(
-                f"WarmStart.include must match a weight of the model, got {self.include!r}. "
-                f"The weights are {some(list(here))}."
-            )
         if not read:
-            kind = "averages" if self.averaged else "weights"
             raise ConfigError(
-                f"WarmStart: {prefix} has none of the {kind} {some(list(sources.values()))}. Its "
-                f"{kind}: {some(list(there)) or 'none'}. Set WarmStart.rename to map the names of "
-                "this model to those in the checkpoint."
+                f"WarmStart: at least one weight of {saved} ({some(list(there)) or 'none'}) must "
+                f"match one of the model ({some(list(here))}), got include={self.include!r} and "
+                f"rename={self.rename!r}. Correct them."
             )
         for name, source in read.items():
-            for names in (here[name], there[source]):
-                if len(names) > 1:
-                    raise ConfigError(
-                        f"WarmStart: the name {name} is ambiguous: {len(names)} weights have it. "
-                        "Give their layers different names, or exclude them by WarmStart.include."
-                    )
-        sizes = {
-            name: (tuple(here[name][0].shape), tuple(shapes[there[source][0]]))
-            for name, source in read.items()
-        }
-        other = [name for name, (ours, theirs) in sizes.items() if ours != theirs]
-        if other:
-            name = other[0]
-            matching = [each for each in read if each not in other]
-            raise ConfigError(
-                f"WarmStart: {read[name]} in {prefix} must have the shape of {name} in this model, "
-                f"{sizes[name][0]}, got {sizes[name][1]}. This model has "
-                f"{len(here)} weights: {len(matching)} match ({some(matching) or 'none'}), "
-                f"{len(other)} have another shape ({some(other)}), and "
-                f"{len(here) - len(read)} are not read. Exclude "
-                "those that differ by WarmStart.include, such as '(?!logits)'."
-            )
-        with _reading(prefix) as reader:
-            values = {name: reader.get_tensor(there[source][0]) for name, source in read.items()}
-        for name, value in values.items():
-            here[name][0].assign(value)
+            ours, theirs = tuple(here[name].shape), tuple(entries[there[source]][1])
+            if ours != theirs:
+                raise ConfigError(
+                    f"WarmStart: {source} in {saved} must have the shape of {name} in this model, "
+                    f"{ours}, got {theirs}. Exclude it by WarmStart.include, such as '(?!logits)'."
+                )
+        with reading(saved.prefix) as reader:
+            for name, source in read.items():
+                here[name].assign(reader.get_tensor(there[source]))
         if averages is not None:
             averages.reset()
-        return Matches(
-            prefix=prefix,
-            read=read,
-            kept=[name for name in here if name not in read],
-            excluded=[name for name in here if name not in sources],
-            unused=[name for name in there if name not in read.values()],
+        renamed = [n if n == source else f"{n} ← {source}" for n, source in read.items()]
+        kept = [name for name in here if name not in read]
+        unused = [name for name in there if name not in read.values()]
+        return (
+            f"Warm start from {saved}. Read {len(read)} weights: {some(renamed)}.\n"
+            f"  Kept at their initial values: {some(kept) or 'none'}.\n"
+            f"  In the checkpoint, but not read: {some(unused) or 'none'}."
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class Matches:
-    """The result of a warm start.
-
-    Attributes:
-      prefix: The checkpoint's path without the file endings.
-      read: For each weight read, its name in this model mapped to its name in the checkpoint.
-      kept: Names of this model's weights that keep their initial values.
-      excluded: Those of `kept` that `WarmStart.include` does not match.
-      unused: Names of the checkpoint's weights, or averages, that were not read.
-    """
-
-    prefix: str
-    read: Mapping[str, str]
-    kept: Sequence[str]
-    excluded: Sequence[str]
-    unused: Sequence[str]
-
-    def __str__(self) -> str:
-        """Returns a report of one to four lines, with the first few names of each kind.
-
-        A name stands in one line: weights that `include` leaves out may be in the checkpoint too.
-        """
-        renamed = [here if here == name else f"{here} ← {name}" for here, name in self.read.items()]
-        lines = [f"Warm start from {self.prefix}. Read {len(renamed)} weights: {some(renamed)}."]
-        kinds = (
-            ("Kept at their initial values, since WarmStart.include excludes them", self.excluded),
-            ("Kept at their initial values, since the checkpoint lacks them", self.kept),
-            ("In the checkpoint, but not in this model", self.unused),
-        )
-        told: set[str] = set()
-        for what, names in kinds:
-            if further := [name for name in names if name not in told]:
-                lines.append(f"  {what}: {some(further)}.")
-            told.update(names)
-        return "\n".join(lines)
-
-
-@contextmanager
-def _reading(prefix: str) -> Iterator[Any]:
-    """Yields a reader of the checkpoint.
-
-    Raises:
-      ConfigError: Instead of any error raised in the `with` block.
-    """
-    try:
-        with readable(prefix) as path:
-            yield tf.train.load_checkpoint(path)
-    except Exception as error:  # TensorFlow raises errors of many kinds here
-        raise ConfigError(
-            f"WarmStart.checkpoint: {prefix} cannot be read: {first_line(error)}. Correct the path."
-        ) from error
-
-
-def _find(checkpoint: str) -> str:
-    """Returns the checkpoint prefix for a path; raises ConfigError if there is no checkpoint."""
-    for path in (Path(checkpoint), Path(checkpoint) / "checkpoints"):
-        if os.path.exists(f"{path}.index"):
-            return str(path)
-        if saved := CheckpointDirectory(path).saved():
-            return saved[-1].prefix
-        # tf.train.latest_checkpoint would read the path as a glob pattern.
-        state = tf.train.get_checkpoint_state(str(path)) if path.is_dir() else None
-        if state and os.path.exists(f"{state.model_checkpoint_path}.index"):
-            return state.model_checkpoint_path
+def _find(path: str) -> SavedCheckpoint:
+    """Returns the checkpoint of a path, or the newest readable one of a folder."""
+    for folder in (path, os.path.join(path, "checkpoints")):
+        if (newest := CheckpointDirectory(folder).newest()) is not None:
+            return newest
+    directory, step = CheckpointDirectory(os.path.dirname(path)), path.rpartition("/step-")[2]
+    if step.isdigit() and not directory.damage_of(directory.at(int(step))):
+        return directory.at(int(step))
     raise ConfigError(
-        f"WarmStart.checkpoint must be a checkpoint or a folder with one, got {checkpoint!r}."
+        "WarmStart.checkpoint must be a model directory, a folder of checkpoints, or the path of a "
+        f"readable checkpoint of ddl, such as runs/a/checkpoints/step-100, got {path!r}."
     )
 
 
-def _names(reader: Any, averaged: bool) -> dict[str, list[str]]:
-    """Maps names of weights, or of averages, to checkpoint keys, without slots and state."""
-    graph = object_graph(reader)
-    names = []
-    root = {child.local_name: child.node_id for child in graph.nodes[0].children}
-    # Of a task without `model`: the name of each of its models stands before those of its weights.
-    models = graph.nodes[root["models"]].children if "models" in root else ()
-    places = [(f"{child.local_name}/", [child.node_id]) for child in models]
-    known = [root[name] for name in ("model", IN_CONTAINERS, "averages") if name in root]
-    places.append(("", known or ([] if models else [0])))
-    for prefix, starts in places:
-        for number in _within(graph, starts):
-            for attribute in graph.nodes[number].attributes:
-                name = attribute.full_name
-                if name and name.startswith(AVERAGE_PREFIX) == averaged:
-                    name = prefix + name.removeprefix(AVERAGE_PREFIX)
-                    names.append((name, attribute.checkpoint_key))
-    return _without_model(_by_name(names))
-
-
-def _by_name(named: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
-    """Groups the items by name."""
-    found: dict[str, list[Any]] = {}
+def _by_name(named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns items by name, without the model's own name, if all names begin with one."""
+    found: dict[str, Any] = {}
     for name, item in named:
-        found.setdefault(name, []).append(item)
+        while name in found:  # two layers of one name: in their order
+            name += "'"
+        if not name.endswith("seed_generator_state"):
+            found[name] = item
+    first = {name.split("/")[0] for name in found}
+    if len(first) == 1 and all(name.count("/") > 1 for name in found):
+        return {name.partition("/")[2]: item for name, item in found.items()}
     return found
-
-
-def _without_model(named: Mapping[str, Any]) -> dict[str, Any]:
-    """Drops the first part of the names if all share it, as in `model/layer/weight`."""
-    first = {name.split("/")[0] for name in named}
-    if len(first) == 1 and all(name.count("/") > 1 for name in named):
-        return {name.partition("/")[2]: value for name, value in named.items()}
-    return dict(named)
-
-
-def _within(
-    graph: trackable_object_graph_pb2.TrackableObjectGraph, starts: Sequence[int]
-) -> list[int]:
-    """Returns the given nodes and all nodes below them, each once."""
-    seen: dict[int, None] = {}
-    waiting = list(starts)
-    while waiting:
-        node = waiting.pop(0)
-        if node not in seen:
-            seen[node] = None
-            waiting += [child.node_id for child in graph.nodes[node].children]
-    return list(seen)

@@ -7,142 +7,65 @@ import tensorflow as tf
 
 import ddl
 from ddl.checkpoints.checkpoints import Checkpoints
-from ddl.checkpoints.export import export_model
 from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.tasks.parts import layers_of
-from tests.checkpoints.model_styles import MODELS, STYLES, Attributes, Containers, task
 from tests.conftest import make_strategy, save
-from tests.run.test_train import DIGITS_MLP, run
-from tests.training.test_trainer import DATA, IMAGES
+from tests.training.test_trainer import DATA
 
-# Of frozen weights and preprocessing too: what differs by the seed must come from the checkpoint.
-_STYLES = [("Containers", 2), ("sequential", 1), ("own_layers", 1)]
+L = keras.layers
 
 
-def trainer_of(make_task, seed, replicas=1):
-    keras.utils.set_random_seed(seed)
-    strategy = make_strategy("mirrored" if replicas > 1 else "one_device", replicas)
-    with strategy.scope():
-        optimizer = keras.optimizers.SGD(0.001, momentum=0.9)
-        return ddl.Trainer(
-            make_task(), optimizer, DATA, global_batch_size=32, eval_data=DATA, strategy=strategy
-        )
+class Containers(keras.Model):
+    """A model with layers and weights in lists, tuples, dicts, nested and private ones."""
 
-
-def variables(trainer):
-    layers = [v for layer in layers_of(trainer.task) for v in layer.variables]
-    all_of_them = [*trainer.model.variables, *layers, *trainer.optimizer.variables]
-    # Those of seed generators stay as they are: no draw of a trainer reads them.
-    return [np.asarray(v) for v in all_of_them if "seed_generator" not in v.path]
-
-
-def assert_equal(values, expected):
-    for value, reference in zip(values, expected, strict=True):
-        np.testing.assert_array_equal(value, reference)
-
-
-def assert_same(one, other):
-    assert_equal(variables(one), variables(other))
-
-
-def spoil(trainer):
-    """Changes every variable of the traced loop, so that a variable that is not restored shows."""
-    for variable in trainer.variables_in_use:
-        if variable.dtype.is_floating or variable.dtype.is_integer:
-            variable.assign(variable + tf.ones([], variable.dtype))
-
-
-@pytest.mark.parametrize(("style", "replicas"), _STYLES)
-def test_every_style_resumes_evaluates_and_exports_what_was_trained(tmp_path, style, replicas):
-    def make_task():
-        return task(style)
-
-    straight = trainer_of(make_task, 1, replicas)
-    straight.train(3)
-    save(tmp_path, straight)
-    saved = variables(straight)
-    figures = straight.evaluate()
-    straight.train(3)
-    trained, trained_figures = variables(straight), straight.evaluate()
-
-    # The same trainer resumes, because a second one would be traced again.
-    spoil(straight)
-    Checkpoints(tmp_path, straight).restore_latest()
-    assert straight.evaluate() == figures
-    straight.train(3)
-    assert_equal(variables(straight), trained)
-    assert straight.evaluate() == trained_figures
-
-    # A trainer of another seed takes over everything that was saved.
-    other = trainer_of(make_task, 2, replicas)
-    Checkpoints(tmp_path, other).restore_model()
-    of_model = len(saved) - len(other.optimizer.variables)
-    weights, expected = (
-        # Those of generators are integers, and stay as they are.
-        [value for value in values[:of_model] if value.dtype.kind == "f"]
-        for values in (variables(other), saved)
-    )
-    assert_equal(weights, expected)
-    assert other.evaluate() == figures
-    with other.evaluation_weights():
-        exported, _ = export_model(other.model, tmp_path / "export")
-        expected = other.model(IMAGES[:7]).numpy()
-    loaded = keras.models.load_model(exported)
-    np.testing.assert_allclose(loaded(IMAGES[:7]).numpy(), expected, rtol=0, atol=1e-6)
-    Checkpoints(tmp_path, other).restore_latest()
-    assert_equal(variables(other), saved)
-    if replicas > 1:
-        other.train(3)
-        assert_equal(variables(other), trained)
-
-
-def test_names_do_not_depend_on_what_was_built_before(tmp_path):
-    names = []
-    for _ in range(2):
-        path = save(tmp_path, trainer_of(lambda: task("Containers"), 1))
-        names.append(set(tf.train.load_checkpoint(path).get_variable_to_shape_map()))
-    assert names[0] == names[1]
-    assert "in_containers/blocks/1/0/moving_mean/.ATTRIBUTES/VARIABLE_VALUE" in names[0]
-
-
-def test_tensorflow_still_leaves_out_what_keras_keeps_in_lists():
-    """Else `ddl.checkpoints.contents` can name less."""
-    model = Containers()
-    model(tf.zeros([1, 6, 6, 1]))
-    checkpoint = tf.train.Checkpoint(model=model)
-    below = tf.train.TrackableView(checkpoint).descendants()
-    assert not any(isinstance(item, keras.Variable) for item in below)
-
-
-class KeepsInASet(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.hidden = {keras.layers.Dense(2)}
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.blocks = [L.Dense(8), [L.BatchNormalization(), {"hidden": L.Dense(8)}]]
+        self._private = {"tuple": (L.Dense(8), L.Dropout(0.2)), "head": L.Dense(2)}
+        self.scales = [
+            self.add_weight(shape=(8,), initializer="ones", name="scale") for _ in range(2)
+        ]
+        self.calls = tf.Variable(0.0, trainable=False)  # which Keras does not track
+        self.mean = keras.metrics.Mean()
 
     def call(self, images, training=False):
-        (layer,) = self.hidden
-        return layer(tf.reshape(images, [-1, 36]))
+        first, (normalize, named) = self.blocks
+        x = normalize(first(tf.reshape(images, [-1, 36])), training=training)
+        x = named["hidden"](x * self.scales[0])
+        again, drop = self._private["tuple"]
+        return self._private["head"](drop(again(x), training=training) * self.scales[1])
 
 
-def test_what_has_no_lasting_name_is_refused(tmp_path):
-    trainer = trainer_of(lambda: ddl.Classification(built(KeepsInASet())), 1)
-    with pytest.raises(ConfigError, match=r"cannot hold .*dense.*/kernel.* a set has no order"):
-        Checkpoints(tmp_path, trainer)
+class OwnLayers(ddl.Classification):
+    """A task with its own layers, metric and variables beside its model."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.layers = [{"norm": L.BatchNormalization(center=False, scale=False)}]
+        self.seen = {"batches": tf.Variable(0, trainable=False, dtype=tf.int64)}
+
+    def per_example(self, features, training):
+        images = tf.cast(features["image"], tf.float32)
+        images = self.layers[0]["norm"](images, training=training)
+        if training:
+            self.seen["batches"].assign_add(1, read_value=False)
+        return super().per_example({**features, "image": images}, training)
 
 
-class TwoKeys(Attributes):
-    def __init__(self):
-        super().__init__()
-        self.gains = {key: self.add_weight(shape=(), initializer="ones") for key in (1, "1")}
+def frozen_and_adapted():
+    statistics = L.Normalization(axis=None)
+    statistics.adapt(np.asarray(DATA["image"], np.float32))
+    inputs = keras.Input((6, 6, 1))
+    hidden = L.Flatten()(statistics(inputs))
+    frozen = L.Dense(36)
+    hidden = frozen(frozen(hidden))  # called twice
+    frozen.trainable = False
+    return keras.Model(inputs, L.Dense(2)(hidden))
 
-    def call(self, images, training=False):
-        return super().call(images, training) * self.gains[1] * self.gains["1"]
 
-
-def test_keys_that_read_alike_are_refused(tmp_path):
-    trainer = trainer_of(lambda: ddl.Classification(built(TwoKeys())), 1)
-    with pytest.raises(ConfigError, match=r"Two variables of TwoKeys .*'gains/1'"):
-        Checkpoints(tmp_path, trainer)
+def deep(*names):
+    stack = [L.Dense(4, name=name) for name in names]
+    return keras.Sequential([keras.Input((6, 6, 1)), L.Flatten(), *stack])
 
 
 def built(model):
@@ -150,193 +73,111 @@ def built(model):
     return model
 
 
+def trainer_of(model, seed, replicas=1, task=ddl.Classification, optimizer=None):
+    keras.utils.set_random_seed(seed)
+    strategy = make_strategy("mirrored" if replicas > 1 else "one_device", replicas)
+    with strategy.scope():
+        rule = keras.optimizers.SGD(0.001, momentum=0.9) if optimizer is None else optimizer()
+        return ddl.Trainer(
+            task(model()), rule, DATA, global_batch_size=32, eval_data=DATA, strategy=strategy
+        )
+
+
+def variables(trainer):
+    layers = [v for layer in layers_of(trainer.task) for v in layer.variables]
+    return [np.asarray(v) for v in [*layers, *trainer.optimizer.variables]]
+
+
+def assert_equal(values, expected):
+    for value, reference in zip(values, expected, strict=True):
+        np.testing.assert_array_equal(value, reference)
+
+
+@pytest.mark.parametrize(
+    ("model", "task", "replicas"),
+    [
+        (lambda: built(Containers()), ddl.Classification, 2),
+        (frozen_and_adapted, OwnLayers, 1),
+    ],
+    ids=["containers", "own layers"],
+)
+def test_a_trainer_of_another_seed_takes_over_all_that_was_saved(tmp_path, model, task, replicas):
+    straight = trainer_of(model, 1, replicas, task)
+    straight.train(3)
+    if isinstance(straight.model, Containers):
+        straight.model.calls.assign(3.0)
+        straight.model.mean.update_state(5.0)
+    save(tmp_path, straight)
+    saved, figures = variables(straight), straight.evaluate()
+    straight.train(3)
+
+    other = trainer_of(model, 2, replicas, task)
+    Checkpoints(tmp_path, other).restore_model()
+    assert other.evaluate() == figures
+    Checkpoints(tmp_path, other).restore_latest()
+    assert_equal(variables(other), saved)
+    if isinstance(other.model, Containers):
+        assert other.model.calls.numpy() == 3.0
+        assert float(other.model.mean.result()) == 5.0
+    other.train(3)
+    assert_equal(variables(other), variables(straight))
+
+
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory):
+    """The folder of a checkpoint of two layers of one shape."""
+    folder = tmp_path_factory.mktemp("two")
+    save(folder, trainer_of(lambda: deep("first", "second", "third"), 1))
+    return folder
+
+
+def adam():
+    return keras.optimizers.Adam(0.01)
+
+
+def with_a_schedule():
+    return keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 10), momentum=0.9)
+
+
+@pytest.mark.parametrize(
+    ("names", "optimizer", "message"),
+    [
+        (["first", "second"], None, r"model/0004 is \S*third/kernel .*, expected nothing"),
+        (["first", "second", "third", "last"], None, r"is nothing, expected \S*last/kernel"),
+        (["first", "third", "second"], None, r"is \S*second/kernel .*, expected \S*third/kernel"),
+        (["first", "second", "third"], adam, r"_momentum .*, expected \S*_momentum .*"),
+        (["first", "second", "third"], with_a_schedule, r"is \S*learning_rate .*, expected"),
+    ],
+    ids=["fewer", "more", "swapped", "optimizer", "schedule"],
+)
+def test_another_model_or_optimizer_is_refused_before_anything_is_assigned(
+    of_two, names, optimizer, message
+):
+    other = trainer_of(lambda: deep(*names), 2, optimizer=optimizer)
+    before = variables(other)
+    with pytest.raises(ModelDirectoryError, match=rf"step-0 cannot be restored .*{message}"):
+        Checkpoints(of_two, other).restore_latest()
+    assert_equal(variables(other), before)
+    if optimizer is not None:  # no part of an evaluation
+        Checkpoints(of_two, other).restore_model()
+        assert not np.array_equal(variables(other)[0], before[0])
+
+
 class ReadsElsewhere(ddl.Classification):
     """Only reads the variable; a loss that writes it is refused before training."""
 
     def per_example(self, features, training):
         output = super().per_example(features, training)
-        return output._replace(loss=output.loss * factor()) if training else output
+        return output._replace(loss=output.loss * _FACTOR[0]) if training else output
 
 
 _FACTOR = []
 
 
-def factor():
-    if not _FACTOR:
-        _FACTOR.append(tf.Variable(1.0, trainable=False, name="elsewhere"))
-    return _FACTOR[0]
-
-
 def test_a_variable_that_belongs_to_nobody_is_refused(tmp_path):
-    factor()
-    trainer = trainer_of(lambda: ReadsElsewhere(built(Attributes())), 1)
-    trainer.train(1)
+    _FACTOR.append(tf.Variable(1.0, trainable=False, name="elsewhere"))
+    trainer = trainer_of(lambda: deep("first"), 1, task=ReadsElsewhere)
+    trainer.trace()
     with pytest.raises(ConfigError, match="uses the variables elsewhere, but neither the model"):
         save(tmp_path, trainer)
     assert not list(tmp_path.iterdir())
-
-
-def test_draws_of_keras_without_a_seed_resume(tmp_path):
-    """In training and, as of a task that samples its outputs, in an evaluation."""
-
-    class Noisy(Attributes):
-        def call(self, images, training=False):
-            noise = keras.random.normal((1, 6, 6, 1))
-            return super().call(tf.cast(images, tf.float32) + noise, training)
-
-    def make_task():
-        return ddl.Classification(built(Noisy()))
-
-    straight = trainer_of(make_task, 1, 2)
-    straight.train(1)
-    save(tmp_path, straight)
-    resumed = trainer_of(make_task, 2, 2)
-    Checkpoints(tmp_path, resumed).restore_latest()
-    for trainer in (straight, resumed):
-        trainer.train(2)
-    assert_same(resumed, straight)
-    figures = straight.evaluate()
-    assert resumed.evaluate() == straight.evaluate() == figures
-    resumed.train(1)  # to this, too, the draws of an evaluation do nothing
-    straight.train(1)
-    assert_same(resumed, straight)
-
-
-class HeadOfItsOwn(ddl.Classification):
-    """Its head is no part of the model, and nobody updates it."""
-
-    def __init__(self, model, trainable=True):
-        super().__init__(model)
-        self.heads = [keras.layers.Dense(2, trainable=trainable)]
-        self.heads[0].build((None, 2))
-
-    def per_example(self, features, training):
-        logits = self.heads[0](self.model(features["image"], training=training))
-        losses = keras.ops.sparse_categorical_crossentropy(features["label"], logits, True)
-        return ddl.PerExample(loss=losses)
-
-
-def test_trainable_variables_outside_of_the_model_are_refused():
-    trainer = trainer_of(lambda: HeadOfItsOwn(built(Attributes())), 1)
-    with pytest.raises(ConfigError, match=r"depends on the trainable variables dense\S*/kernel"):
-        trainer.train(1)
-    trainer = trainer_of(lambda: HeadOfItsOwn(built(Attributes()), False), 1)
-    trainer.train(1)
-
-
-def saved_without_containers(folder, trainer):
-    """As ddl once saved: without what the model keeps in lists and dicts."""
-    checkpoints = Checkpoints(folder, trainer)
-    parts = {"model": trainer.model, "optimizer": trainer.optimizer}
-    checkpoints._checkpoint = tf.train.Checkpoint(
-        **parts,
-        state=checkpoints._state._asdict(),
-    )
-    checkpoints.save()
-    checkpoints.finish()
-
-
-@pytest.mark.parametrize("style", ["Containers", "functional"])
-def test_checkpoints_from_before_load_or_are_refused(tmp_path, style):
-    trainer = trainer_of(lambda: task(style), 1)
-    saved_without_containers(tmp_path, trainer)
-    other = trainer_of(lambda: task(style), 2)
-    before = variables(other)
-    for restore in ("restore_latest", "restore_model"):
-        if style == "functional":
-            getattr(Checkpoints(tmp_path, other), restore)()
-            np.testing.assert_array_equal(variables(other)[0], variables(trainer)[0])
-            continue
-        with pytest.raises(
-            ModelDirectoryError, match="left the variables in lists and dicts out of .* Train again"
-        ):
-            getattr(Checkpoints(tmp_path, other), restore)()
-        for value, reference in zip(variables(other), before, strict=True):
-            np.testing.assert_array_equal(value, reference)
-
-
-def test_a_checkpoint_that_holds_more_is_refused(tmp_path):
-    """Before anything is assigned, and with the names."""
-    save(tmp_path, trainer_of(lambda: ddl.Classification(deep(2)), 1))
-    other = trainer_of(lambda: ddl.Classification(deep(1)), 2)
-    before = variables(other)
-    for restore in ("restore_latest", "restore_model"):
-        with pytest.raises(ModelDirectoryError, match=r"it has, but this run lacks,.*last/"):
-            getattr(Checkpoints(tmp_path, other), restore)()
-        for value, reference in zip(variables(other), before, strict=True):
-            np.testing.assert_array_equal(value, reference)
-
-
-def deep(layers):
-    names = ["first", "last"][:layers]
-    stack = [keras.layers.Dense(2, name=name) for name in names]
-    return keras.Sequential([keras.Input((6, 6, 1)), keras.layers.Flatten(), *stack])
-
-
-def test_any_folder_name_can_be_read_again(tmp_path):
-    trainer, other, third = (trainer_of(lambda: ddl.Classification(deep(2)), n) for n in (1, 2, 3))
-    for folder in ("lr[0.1]", "a*b", "what?", "back\\slash", "{x,y}", "~ ü ' \""):
-        for variable in trainer.model.variables:  # else the last folder's values would do
-            variable.assign(variable + 1.0)
-        save(tmp_path / folder, trainer)
-        assert Checkpoints(tmp_path / folder, other).restore_latest()
-        assert_same(other, trainer)
-        Checkpoints(tmp_path / folder, other).restore_model()
-        ddl.WarmStart(str(tmp_path / folder)).apply(third.model)
-        np.testing.assert_array_equal(variables(third)[0], variables(trainer)[0])
-
-
-def test_a_run_in_a_folder_as_sweeps_name_them(tmp_path, capsys):
-    model_dir = tmp_path / "lr[0.1]"
-    run(model_dir, "TRAIN_STEPS = 20", **DIGITS_MLP)
-    for mode in ("train_and_eval", "eval", "export"):
-        run(model_dir, **DIGITS_MLP, mode=mode)
-        assert f"Restored step {20 if mode == 'train_and_eval' else 40}" in capsys.readouterr().out
-    keras.models.load_model(model_dir / "export" / "model.keras")
-
-
-def test_all_styles_are_here():
-    assert set(MODELS) < set(STYLES)
-
-
-class KeepsAMetric(Attributes):
-    def __init__(self):
-        super().__init__()
-        self.seen = keras.metrics.Mean()
-
-    def call(self, images, training=False):
-        output = super().call(images, training)
-        if training:
-            self.seen.update_state(output)
-        return output
-
-
-def test_metrics_on_attributes_are_saved(tmp_path):
-    def make():
-        return ddl.Classification(built(KeepsAMetric()))
-
-    trainer = trainer_of(make, 1)
-    trainer.train(2)
-    save(tmp_path, trainer)
-    other = trainer_of(make, 2)
-    Checkpoints(tmp_path, other).restore_latest()
-    assert trainer.train(2) == other.train(2)
-
-
-def test_an_optimizer_with_other_variables_is_refused_before_anything_is_assigned(tmp_path):
-    """A schedule in place of a number moves all slots in Keras's list by one."""
-
-    def trainer(rate):
-        keras.utils.set_random_seed(1)
-        task, optimizer = ddl.Classification(deep(2)), keras.optimizers.Adam(rate)
-        return ddl.Trainer(task, optimizer, DATA, global_batch_size=32)
-
-    first = trainer(0.1)
-    first.train(2)
-    save(tmp_path, first)
-    other = trainer(keras.optimizers.schedules.CosineDecay(0.1, 10))
-    before = variables(other)
-    with pytest.raises(ModelDirectoryError, match="cannot be restored"):
-        Checkpoints(tmp_path, other).restore_latest()
-    for value, reference in zip(variables(other), before, strict=True):
-        np.testing.assert_array_equal(value, reference)

@@ -3,14 +3,6 @@ import pytest
 from ddl.checkpoints.durable_files import write_atomically
 
 
-def test_replaces_a_file(tmp_path):
-    path = tmp_path / "file"
-    write_atomically(path, "one")
-    write_atomically(path, "two")
-    assert path.read_text() == "two"
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_a_planted_link_is_not_followed(tmp_path):
     other = tmp_path / "other"
     other.write_text("theirs")

@@ -1,6 +1,4 @@
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ddl.checkpoints.directory import Metadata, SavedCheckpoint
 from ddl.checkpoints.retention import Retention
@@ -53,55 +51,12 @@ def test_the_earliest_of_equals_is_the_best_and_nothing_improves_on_itself():
     assert not retention.improves({"loss": 0.1}, there)
 
 
-def test_a_loss_is_best_when_small():
-    there = [SavedCheckpoint(n, "", Metadata({"loss": float(n)})) for n in (3, 1, 2)]
-    assert Retention(best_metric="loss").best(there).step == 1
-
-
-def test_the_best_of_other_figures_is_what_the_config_says():
-    there = [SavedCheckpoint(n, "", Metadata({"far_off": float(n)})) for n in (3, 1, 2)]
-    with pytest.raises(ConfigError, match="Set Retention.best_mode = 'max' or 'min'"):
-        Retention(best_metric="far_off")
-    assert Retention(best_metric="far_off", best_mode="min").best(there).step == 1
-    assert Retention(best_metric="far_off", best_mode="max").best(there).step == 3
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 99), st.floats(0, 1) | st.none()), unique_by=lambda x: x[0]),
-    st.integers(1, 5),
-    st.integers(1, 7) | st.none(),
-)
-def test_what_stays_is_the_last_the_regular_and_the_best(which, last, every):
-    there = sorted(
-        (
-            SavedCheckpoint(step, "", Metadata({} if value is None else {"accuracy": value}))
-            for step, value in which
-        ),
-        key=lambda each: each.step,
-    )
-    retention = Retention(last, every, "accuracy")
-    gone = steps(retention.removable(there))
-    stays = [each for each in there if each.step not in gone]
-    assert steps(there)[-last:] == steps(stays)[-last:]
-    assert retention.best(stays) == retention.best(there)
-    regular = [step for step in steps(there) if every and step % every == 0]
-    assert not set(regular) & set(gone)
-    assert len(stays) <= last + 1 + len(regular)
-    assert retention.removable(stays) == []
-
-
 def test_what_was_saved_on_a_signal_stays_until_the_next_and_does_not_count():
     on_a_signal = [SavedCheckpoint(n, "", Metadata(scheduled=False)) for n in (15, 20)]
     retention = Retention(last=2, every=20)
     assert retention.removable([*saved(5, 10), on_a_signal[0]]) == []
     assert steps(retention.removable([*saved(5, 10), *on_a_signal])) == [15]
     assert steps(retention.removable([*saved(5, 10), *on_a_signal, *saved(25)])) == [5, 15, 20]
-
-
-@pytest.mark.parametrize("arguments", [{"last": 0}, {"every": 0}])
-def test_numbers_out_of_range(arguments):
-    with pytest.raises(ConfigError, match=r"Retention.\w+ must be at least 1, got 0"):
-        Retention(**arguments)
 
 
 def test_a_mode_needs_a_metric():

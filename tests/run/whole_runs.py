@@ -15,7 +15,8 @@ SMALL = ("cnn.blocks = ((8,),)", "cnn.hidden_units = (16,)")
 
 def tensors(model_dir) -> dict[str, np.ndarray]:
     reader = tf.train.load_checkpoint(str(model_dir / "checkpoints"))
-    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+    names = [name for name in reader.get_variable_to_shape_map() if name != "json"]
+    return {name: reader.get_tensor(name) for name in names}
 
 
 def lines(model_dir):

@@ -14,7 +14,7 @@ An optimizer that computes entry by entry makes the same update on shares. Both 
 send what an all-reduce sends. A step of one's own may compute with gradients, so those that
 `update.gradients` returns are whole on all replicas, and `update.apply` takes shares of them.
 
-Checkpoints hold whole slots (`ddl.checkpoints.slots`). Averages of the weights are whole.
+Checkpoints hold whole slots (`ddl.checkpoints.contents`). Averages of the weights are whole.
 """
 
 from ddl.step.sharding.in_shares import InShares

@@ -1,0 +1,77 @@
+"""Checkpoints of sharded optimizers: the same as those of whole ones."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ddl.checkpoints import contents as of_checkpoints
+from ddl.checkpoints.checkpoints import Checkpoints
+from ddl.precision import set_precision
+from ddl.step.sharding.shares import copied_share
+from tests.conftest import make_strategy, save
+from tests.step.sharding.trainers import assert_close, make, memory_of, weights, whole_slots
+
+
+def of(replicas, shards):
+    set_precision("float64")
+    return make(make_strategy("mirrored", replicas), shards)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Trainers after five updates, and the folder that holds them after the third one."""
+    found = {}
+    for replicas, shards in ((2, False), (2, True), (4, True)):
+        folder = tmp_path_factory.mktemp(f"{replicas}-{shards}")
+        trainer = of(replicas, shards)
+        trainer.train(3, progress=False)
+        save(folder, trainer)
+        trainer.train(2, progress=False)
+        found[replicas, shards] = trainer, folder, (weights(trainer), whole_slots(trainer))
+    return found
+
+
+def contents(folder):
+    reader = tf.train.load_checkpoint(f"{folder}/step-3")
+    keys = reader.get_variable_to_shape_map()
+    return {key: reader.get_tensor(key) for key in keys if key != "json"}
+
+
+def test_names_and_values_are_those_of_whole_slots(trained):
+    plain, sharded = (contents(trained[one][1]) for one in ((2, False), (4, True)))
+    assert sharded.keys() == plain.keys()
+    for name, value in plain.items():
+        np.testing.assert_allclose(sharded[name], value, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((2, False), (2, True)),
+        ((2, True), (2, True)),
+        ((2, True), (4, True)),
+        ((4, True), (2, False)),
+    ],
+)
+def test_a_run_resumes_with_the_switch_and_the_replicas_changed(trained, before, after):
+    trainer, (own, slots) = trained[after][0], trained[before][2]
+    Checkpoints(trained[before][1], trainer).restore_latest()
+    trainer.train(2, progress=False)
+    tolerance = 0 if before == after else 1e-12
+    assert_close(weights(trainer)[:: after[0]], own[:: before[0]], atol=tolerance)
+    assert_close(whole_slots(trainer), slots, atol=tolerance)
+
+
+def test_restored_shares_do_not_keep_whole_slots_in_memory(trained, monkeypatch):
+    (trainer, folder, _), wholes = trained[2, True], []
+
+    def noted(value, *arguments):
+        wholes.append(value)
+        return copied_share(value, *arguments)
+
+    monkeypatch.setattr(of_checkpoints, "copied_share", noted)
+    Checkpoints(folder, trainer).restore_latest()
+    assert len(wholes) == 2 * len(trainer.sharding.slots)
+    for slot in trainer.sharding.slots.values():
+        for copy in trainer.strategy.experimental_local_results(slot.variable.value):
+            assert not any(np.shares_memory(memory_of(copy), memory_of(one)) for one in wholes)
