@@ -82,11 +82,6 @@ class Callback:
         self.function = function
 
     @property
-    def name(self) -> str:
-        """Name of the function in messages."""
-        return getattr(self.function, "__qualname__", type(self.function).__name__)
-
-    @property
     def holder(self) -> Any:
         """The object whose variables are saved; None for a plain function."""
         if inspect.ismethod(self.function):

@@ -119,7 +119,8 @@ def _may_change(name: str) -> bool:
     item, _, parameter = name.rpartition(".")
     owner = item.rpartition("/")[2].rpartition(".")[2]
     free = owner in _OWNERS or parameter in _PARAMETERS
-    return free or name in _FOLLOWS or name == _MICROBATCHES
+    of_length = name.startswith("TRAIN_STEPS/") or name in _FOLLOWS
+    return free or of_length or name == _MICROBATCHES
 
 
 def _differences(

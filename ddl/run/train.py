@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from ddl import config
 from ddl.choices import Mode
+from ddl.data.combine import subset
+from ddl.data.source import Source
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, DdlError
@@ -20,7 +22,7 @@ from ddl.run.from_checkpoints import evaluate_restored, export, follow, restore
 from ddl.run.loop import Run, check_profile, warm_start
 from ddl.run.plan import Files, Placement, RunPlan, build
 from ddl.run.predicting import check_predicts, predict
-from ddl.run.summary import notes, summary
+from ddl.run.summary import summary
 from ddl.signals import StopSignals
 from ddl.training.trainer import Trainer
 
@@ -95,7 +97,7 @@ def run(
         console.summary(rows)
         return
     console.summary(rows)
-    for note in [*dropped, *notes(trainer)]:
+    for note in dropped:
         console.line(note)
     files = Files.of(directory, trainer, run_plan, console.line)
 
@@ -144,10 +146,10 @@ def try_all(trainer: Trainer, run_plan: RunPlan, evaluates: bool, console: RunCo
     console.line(f"One step on one batch: {format_figures(made)}")
     console.line(f"Peak memory: {_peak_memory()}")
     evaluated = made
-    if evaluates and trainer.eval_pipeline is not None:
-        pipeline = trainer.eval_pipeline
-        rows = pipeline.first_examples(pipeline.global_batch_size)
-        evaluated = trainer.evaluate({name: value.numpy() for name, value in rows.items()})
+    pipeline = trainer.eval_pipeline
+    if evaluates and pipeline is not None and isinstance(pipeline.source, Source):
+        examples = min(len(pipeline.source), pipeline.global_batch_size)
+        evaluated = trainer.evaluate(subset(pipeline.source, examples))
         console.line(f"An evaluation of one batch: {format_figures(evaluated)}")
     with TemporaryDirectory(prefix="ddl-dry-run-") as folder:
         directory = RunDirectory(folder)
