@@ -67,4 +67,4 @@ def show_samples(moment: Any) -> None:
     """Writes images that the averaged weights draw, for TensorBoard."""
     with moment.trainer.evaluation_weights():
         images = samples(moment.trainer.model, count=16)
-    moment.write.images("samples", np.clip(images / 2 + 0.5, 0, 1).astype("float32"))
+    tf.summary.image("samples", np.clip(images / 2 + 0.5, 0, 1), moment.step, max_outputs=16)
