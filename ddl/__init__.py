@@ -22,13 +22,17 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
     from ddl import precision as precision
     from ddl import random as random
     from ddl import tasks as tasks
-    from ddl.callbacks.early_stopping import EarlyStopping as EarlyStopping
     from ddl.checkpoints.checkpoints import Checkpoints as Checkpoints
     from ddl.checkpoints.retention import Retention as Retention
     from ddl.checkpoints.warm_start import WarmStart as WarmStart
     from ddl.optimizers.loss_weight import LossWeight as LossWeight
     from ddl.precision import LossScale as LossScale
+    from ddl.run.callbacks import EarlyStopping as EarlyStopping
     from ddl.run.fit import fit as fit
+    from ddl.run.from_checkpoints import evaluate as evaluate
+    from ddl.run.from_checkpoints import export as export
+    from ddl.run.from_checkpoints import load as load
+    from ddl.run.predicting import predict as predict
     from ddl.run.range_test import find_learning_rate as find_learning_rate
     from ddl.step.remat import Remat as Remat
     from ddl.step.verbs.batches import StepBatch as StepBatch
@@ -51,7 +55,7 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
 _HOME = {
     "Checkpoints": "ddl.checkpoints.checkpoints",
     "Classification": "ddl.tasks.classification",
-    "EarlyStopping": "ddl.callbacks.early_stopping",
+    "EarlyStopping": "ddl.run.callbacks",
     "ExponentialMovingAverage": "ddl.step.weight_average",
     "Gradients": "ddl.step.verbs.gradients",
     "LanguageModel": "ddl.tasks.language",
@@ -71,9 +75,13 @@ _HOME = {
     "Update": "ddl.step.verbs.update",
     "WarmStart": "ddl.checkpoints.warm_start",
     "current_batch": "ddl.tasks.gather",
+    "evaluate": "ddl.run.from_checkpoints",
+    "export": "ddl.run.from_checkpoints",
     "find_learning_rate": "ddl.run.range_test",
     "fit": "ddl.run.fit",
     "gather": "ddl.tasks.gather",
+    "load": "ddl.run.from_checkpoints",
+    "predict": "ddl.run.predicting",
 }
 
 # Modules that `dir` shows; others can be had as well, such as `ddl.check`.

@@ -15,8 +15,8 @@ as one device.
   rows (`placing`). All other draws are the same for all examples.
 - The numbers are float32 and cast to the dtype that is asked for: they do not depend on a run's
   precision.
-- XLA draws other numbers than TensorFlow from the operations for uniform and normal numbers, but
-  the same words of Philox. Where XLA compiles a function, the numbers are computed from words.
+- XLA draws other numbers than TensorFlow from the operation for uniform numbers, but the same words
+  of Philox. Where XLA compiles a function, uniform numbers are computed from words.
 
 The module of Keras is private to it; tests/test_draws.py guards it.
 """
@@ -26,7 +26,7 @@ import functools
 import math
 import numbers
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -65,12 +65,12 @@ def placing(
       more: Number of rows of the second.
 
     Raises:
-      ConfigError: If another dimension of a draw follows the rows, if a shuffle moves rows, or if
-        the traces draw differently.
+      ConfigError: If another dimension of a draw follows the rows, or if the traces draw
+        differently.
     """
     found = {}
     for key, one in of_few.items():
-        other = of_more.get(key, Drawn(one.layer, (), ""))
+        other = of_more.get(key, Drawn(one.layer, ()))
         if one.shape == other.shape:
             found[key] = 0
             continue
@@ -80,12 +80,6 @@ def placing(
                 f"{one.layer!r} draws random numbers of shape {list(one.shape)} for {few} examples "
                 f"and {list(other.shape)} for {more}. The first dimension must be the examples, or "
                 "a multiple of them, and no other may depend on their number: transpose the draw."
-            )
-        if one.kind == "shuffle":
-            raise ConfigError(
-                f"{one.layer!r} shuffles the examples of a replica, so the result would depend on "
-                "the number of replicas. Use ddl.layers.Mixup or ddl.layers.CutMix to mix "
-                "examples, or shuffle in the data (dataset.map)."
             )
         found[key] = whole
     if len(of_more) != len(of_few):
@@ -105,23 +99,23 @@ def placing_of(call: Callable[[Any], Any], features: Mapping[str, tf.Tensor]) ->
     """
     current = microbatch.current()
     assert current is not None
-
-    def drawn(rows: int) -> dict[Any, Drawn]:
-        found: dict[Any, Drawn] = {}
+    specs = {name: (value.shape[1:], value.dtype) for name, value in features.items()}
+    found: list[dict[Any, Drawn]] = [{}, {}]
+    for rows, drawn in zip(PROBED, found, strict=True):
         probe = dataclasses.replace(
-            current, rows=rows, mask=None, weight=None, drawn=found, _calls={}
+            current, rows=rows, mask=None, weight=None, drawn=drawn, _calls={}
         )
+        traced = tf.function(functools.partial(_called, probe, call), autograph=False)
+        traced.get_concrete_function(
+            {name: tf.TensorSpec([rows, *shape], dtype) for name, (shape, dtype) in specs.items()}
+        )
+    of_few, of_more = found
+    return placing(of_few, of_more, *PROBED)
 
-        def run(given: Mapping[str, tf.Tensor]) -> None:
-            with probe.forward():
-                call(given)
 
-        specs = {k: tf.TensorSpec([rows, *v.shape[1:]], v.dtype) for k, v in features.items()}
-        tf.function(run, autograph=False).get_concrete_function(specs)
-        return found
-
-    few, more = PROBED
-    return placing(drawn(few), drawn(more), few, more)
+def _called(probe: Microbatch, call: Callable[[Any], Any], features: Any) -> None:
+    with probe.forward():
+        call(features)
 
 
 def draws_by_position() -> bool:
@@ -130,19 +124,17 @@ def draws_by_position() -> bool:
     return current is not None and (current.is_eager or not tf.executing_eagerly())
 
 
-def _in_a_pass(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a function replace the one of its name in Keras's module, in passes of a trainer."""
-    own = getattr(of_keras, function.__name__)
+def _replace(name: str, function: Callable[..., Any]) -> None:
+    """Replaces a function of Keras's module in passes of a trainer."""
+    own = getattr(of_keras, name)
 
     @functools.wraps(own)
     def draw(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs) if draws_by_position() else own(*args, **kwargs)
+        return (function if draws_by_position() else own)(*args, **kwargs)
 
-    setattr(of_keras, function.__name__, draw)
-    return draw
+    setattr(of_keras, name, draw)
 
 
-@_in_a_pass
 def uniform(
     shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None, seed: Any = None
 ) -> tf.Tensor:
@@ -155,28 +147,24 @@ def uniform(
     return tf.cast(drawn, kind) * (tf.cast(maxval, kind) - low) + low
 
 
-@_in_a_pass
 def normal(
     shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None
 ) -> tf.Tensor:
-    """Draws as `keras.random.normal`, in XLA with other last bits of a few numbers."""
+    """Draws as `keras.random.normal`; XLA's numbers differ by up to 3e-5."""
     kind = _dtype(dtype)
     drawn = tf.cast(_draw(_normal, seed, shape), kind)
     return drawn * tf.cast(stddev, kind) + tf.cast(mean, kind)
 
 
-@_in_a_pass
 def truncated_normal(
     shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None
 ) -> tf.Tensor:
-    """Draws as `keras.random.truncated_normal`, by the inverse of the error function."""
+    """Draws as `keras.random.truncated_normal`."""
     kind = _dtype(dtype)
-    between = (2 * _draw(_uniform, seed, shape) - 1) * _TWO_DEVIATIONS
-    drawn = tf.cast(math.sqrt(2) * tf.math.erfinv(between), kind)
+    drawn = tf.cast(_draw(functools.partial(_normal, _TWO_DEVIATIONS), seed, shape), kind)
     return drawn * tf.cast(stddev, kind) + tf.cast(mean, kind)
 
 
-@_in_a_pass
 def randint(
     shape: Any, minval: Any, maxval: Any, dtype: Any = "int32", seed: Any = None
 ) -> tf.Tensor:
@@ -186,7 +174,6 @@ def randint(
     return tf.cast(tf.cast(words, tf.int64) % (high - low) + low, dtype)
 
 
-@_in_a_pass
 def dropout(inputs: Any, rate: float, noise_shape: Any = None, seed: Any = None) -> tf.Tensor:
     """Drops as `keras.random.dropout`, at the nearest multiple of 2^-16 to the rate.
 
@@ -207,7 +194,6 @@ def dropout(inputs: Any, rate: float, noise_shape: Any = None, seed: Any = None)
     return tf.math.multiply_no_nan(inputs, tf.cast(kept, inputs.dtype) * scale)
 
 
-@_in_a_pass
 def categorical(logits: Any, num_samples: int, dtype: Any = "int64", seed: Any = None) -> tf.Tensor:
     """Draws as `keras.random.categorical`, by Gumbel noise (Gumbel 1954)."""
     logits = tf.convert_to_tensor(logits)
@@ -217,13 +203,6 @@ def categorical(logits: Any, num_samples: int, dtype: Any = "int64", seed: Any =
     return tf.cast(tf.argmax(logits[:, tf.newaxis] + noise, axis=-1), dtype)
 
 
-@_in_a_pass
-def gamma(shape: Any, alpha: Any, dtype: Any = None, seed: Any = None) -> tf.Tensor:
-    """Draws as `keras.random.gamma`."""
-    return tf.cast(tf.exp(_log_gamma(shape, alpha, seed)), _dtype(dtype))
-
-
-@_in_a_pass
 def beta(shape: Any, alpha: Any, beta: Any, dtype: Any = None, seed: Any = None) -> tf.Tensor:
     """Draws as `keras.random.beta`: two gamma numbers x and y give x / (x + y)."""
     first, second = (_log_gamma(shape, each, seed) for each in (alpha, beta))
@@ -250,21 +229,21 @@ def _log_gamma(shape: Any, alpha: Any, seed: Any) -> tf.Tensor:
     return (found + tf.where(alpha < 1, tf.math.log(drawn[..., :1]) / alpha, zero))[..., 0]
 
 
-@_in_a_pass
-def binomial(*args: Any, **kwargs: Any) -> tf.Tensor:
-    """Refuses to draw."""
+def _refuse(name: str, remedy: str, *args: Any, **kwargs: Any) -> None:
     raise ConfigError(
-        f"{_layer(_UNSEEDED)!r} draws from keras.random.binomial, whose numbers cannot be drawn by "
-        "position. Add up keras.random.uniform(…) < probability, or draw in the data (dataset.map)."
+        f"{_layer(_UNSEEDED)!r} calls keras.random.{name}, whose numbers cannot be drawn by "
+        f"position. {remedy}, or draw in the data (dataset.map)."
     )
 
 
-@_in_a_pass
-def shuffle(x: Any, axis: int = 0, seed: Any = None) -> tf.Tensor:
-    """Shuffles as `keras.random.shuffle`, all examples alike."""
-    x = tf.convert_to_tensor(x)
-    keys = _draw(_uniform, seed, [keras.ops.shape(x)[axis]], kind="shuffle")
-    return tf.gather(x, tf.argsort(keys), axis=axis)
+for _function in (uniform, normal, truncated_normal, randint, dropout, categorical, beta):
+    _replace(_function.__name__, _function)
+for _name, _remedy in {
+    "binomial": "Add up keras.random.uniform(…) < probability",
+    "gamma": "Use keras.random.beta",
+    "shuffle": "Use ddl.layers.Mixup or ddl.layers.CutMix to mix examples",
+}.items():
+    _replace(_name, functools.partial(_refuse, _name, _remedy))
 
 
 def _next(generator: keras.random.SeedGenerator, ordered: bool = True) -> tf.Tensor:
@@ -295,54 +274,23 @@ def _uniform(**place: Any) -> tf.Tensor:
     """Draws numbers uniform in [0, 1), float32 [rows, words]; the same bits where XLA compiles."""
     if not microbatch.is_compiled():
         return tf.raw_ops.StatelessRandomUniformV2(dtype=tf.float32, **place)
-    return _uniform_of(_words(**place))
+    mantissas = tf.bitwise.bitwise_and(_words(**place), _MANTISSA)
+    return tf.bitcast(tf.bitwise.bitwise_or(mantissas, _ONE), tf.float32) - 1.0
 
 
-def _uniform_of(words: tf.Tensor) -> tf.Tensor:
-    """Returns the numbers that TensorFlow computes from words, float32 of the same shape."""
-    between_1_and_2 = tf.bitwise.bitwise_or(tf.bitwise.bitwise_and(words, _MANTISSA), _ONE)
-    return tf.bitcast(between_1_and_2, tf.float32) - 1.0
-
-
-def _normal(**place: Any) -> tf.Tensor:
-    """Draws standard normal numbers, float32 [rows, words]."""
-    if not microbatch.is_compiled():
-        return tf.raw_ops.StatelessRandomNormalV2(dtype=tf.float32, **place)
-    return _normal_of(_words(**place))
-
-
-def _normal_of(words: tf.Tensor) -> tf.Tensor:
-    """Returns the normal numbers that TensorFlow computes from words, but for their last bits.
-
-    Box and Muller 1958. Two words give two numbers. Float64 makes the functions equal on all
-    devices, and rounds as TensorFlow does where its own functions are exact.
+def _normal(share: float = 1.0, **place: Any) -> tf.Tensor:
+    """Draws standard normal numbers, float32 [rows, words], by the inverse error function.
 
     Args:
-      words: int32 [rows, words], an even number of words.
-
-    Returns:
-      float32 of the same shape. 98% of the numbers have TensorFlow's bits; the others differ by up
-      to 3 units in the last place.
+      share: Part of the numbers, around 0, that are drawn.
+      **place: See `_draw`.
     """
-    pairs = tf.reshape(_uniform_of(words), [tf.shape(words)[0], -1, 2])
-
-    def rounded(values: tf.Tensor) -> tf.Tensor:
-        return tf.cast(values, tf.float32)
-
-    first, second = tf.unstack(tf.cast(tf.maximum(pairs, [_SMALLEST, 0.0]), tf.float64), axis=-1)
-    radius = tf.sqrt(-2.0 * rounded(tf.math.log(first)))
-    angle = tf.cast(rounded(2 * math.pi * second), tf.float64)
-    both = tf.stack([rounded(tf.sin(angle)) * radius, rounded(tf.cos(angle)) * radius], axis=-1)
-    return tf.reshape(both, tf.shape(words))
+    between = 2 * _uniform(**place) - (1 - 2.0**-23)  # never -1 or 1
+    return math.sqrt(2) * tf.math.erfinv(between * share)
 
 
 def _draw(
-    numbers_at: Callable[..., tf.Tensor],
-    seed: Any,
-    shape: Any,
-    *,
-    per_word: int = 1,
-    kind: str = "",
+    numbers_at: Callable[..., tf.Tensor], seed: Any, shape: Any, per_word: int = 1
 ) -> tf.Tensor:
     """Draws numbers of a shape, by row or shared.
 
@@ -351,7 +299,6 @@ def _draw(
       seed: None, an integer, or the owner of a stream.
       shape: Shape of the result. The first dimension of a draw by row is a Python integer.
       per_word: 1, or 2 to split each 32-bit word into two int16.
-      kind: "shuffle" for the draw of a shuffle.
 
     Raises:
       ConfigError: If the draw cannot be placed.
@@ -367,7 +314,8 @@ def _draw(
             "the same. Draw the numbers for all iterations before the loop."
         )
     place, call = current.call_number(owner, layer)
-    of_example = _rows_of_example(current, (place, call), Drawn(layer, _static(sizes), kind))
+    drawn = Drawn(layer, tuple(size if isinstance(size, int) else None for size in sizes))
+    of_example = _rows_of_example(current, (place, call), drawn)
     rows, sizes_of_row = (sizes[0], sizes[1:]) if of_example else (1, sizes)
     features = math.prod(sizes_of_row)
     # Each row begins at a whole count of Philox, so that a draw can begin at any row.
@@ -379,7 +327,9 @@ def _draw(
     else:
         own = getattr(owner, "_initial_seed", getattr(owner, "seed", None))
         of = int(own) if isinstance(own, numbers.Integral) else current.seed
-        key, counter = current.stream(of, current.training, place, call), current.counter
+        of_pass = (current.draws,) if current.draws else ()
+        key = hashed(of, current.training, place, call, *of_pass)
+        counter = current.counter
     first = current.first_row * of_example * counts_of_row if of_example else 0
     values = numbers_at(
         shape=[rows, counts_of_row * _WORDS],
@@ -407,10 +357,9 @@ def _rows_of_example(current: Microbatch, key: tuple[int, int], drawn: Drawn) ->
         )
     of_example = current.placing[key]
     if of_example and drawn.shape[0] != of_example * current.rows:
-        got = drawn.shape[0] or "an unknown number of"
         raise ConfigError(
             f"{drawn.layer!r} must draw {of_example} rows for each of the {current.rows} examples, "
-            f"got {got} rows. Take the shape from x.shape or keras.ops.shape(x)."
+            f"got {drawn.shape[0]} rows. Take the shape from x.shape or keras.ops.shape(x)."
         )
     return of_example
 
@@ -429,7 +378,3 @@ def _sizes(shape: Any) -> list[Any]:
         shape = [shape[i] if size is None else size for i, size in enumerate(static)]
     values = [(size, tf.get_static_value(size)) for size in shape]
     return [size if value is None else int(value) for size, value in values]
-
-
-def _static(sizes: Sequence[Any]) -> tuple[int | None, ...]:
-    return tuple(size if isinstance(size, int) else None for size in sizes)

@@ -146,8 +146,14 @@ class TrainingDiverged(DdlError, ArithmeticError):
     exit_status = 76
 
 
-def closest(word: str, candidates: Iterable[str], cutoff: float = 0.75) -> list[str]:
-    """Returns up to three candidates similar to `word`, the most similar first.
+def either(names: Iterable[str]) -> str:
+    """Joins names as `a`, `a or b`, `a, b or c`."""
+    *most, last = names
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def did_you_mean(word: str, candidates: Iterable[str], cutoff: float = 0.75) -> str:
+    """Returns ` Did you mean x?` with its leading space, or "" without a similar candidate.
 
     The comparison ignores case: `sgd` finds `SGD`.
 
@@ -156,23 +162,9 @@ def closest(word: str, candidates: Iterable[str], cutoff: float = 0.75) -> list[
       candidates: The known names.
       cutoff: Least similarity from 0 to 1, as in `difflib.get_close_matches`.
     """
-    by_lower: dict[str, str] = {}
-    for candidate in candidates:
-        by_lower.setdefault(candidate.lower(), candidate)
-    found = difflib.get_close_matches(word.lower(), list(by_lower), n=3, cutoff=cutoff)
+    by_lower = {one.lower(): one for one in reversed(list(candidates)) if one != word}
     # float16 means mixed_float16 rather than float64.
-    ends = [one for one in by_lower if one.endswith(f"_{word.lower()}")] if word else []
-    found = list(dict.fromkeys([*ends, *found]))[:3]
-    return [by_lower[match] for match in found if by_lower[match] != word]
-
-
-def either(names: Iterable[str]) -> str:
-    """Joins names as `a`, `a or b`, `a, b or c`."""
-    *most, last = names
-    return f"{', '.join(most)} or {last}" if most else last
-
-
-def did_you_mean(word: str, candidates: Iterable[str], cutoff: float = 0.75) -> str:
-    """Returns ` Did you mean x?` with its leading space, or "" without a similar candidate."""
-    found = closest(word, candidates, cutoff)
+    ends = [one for one in by_lower if word and one.endswith(f"_{word.lower()}")]
+    close = difflib.get_close_matches(word.lower(), list(by_lower), n=3, cutoff=cutoff)
+    found = [by_lower[one] for one in dict.fromkeys([*ends, *close])][:3]
     return f" Did you mean {either(found)}?" if found else ""

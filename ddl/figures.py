@@ -26,26 +26,15 @@ def direction_of(metric: str, given: Direction | None, parameter: str) -> Direct
       parameter: Name of the config parameter, such as `Retention.best_mode`, for errors.
 
     Raises:
-      ConfigError: If no direction is given and none is known, if `given` is neither `max` nor
-        `min`, or if it is `max` for `loss`, which training minimizes.
+      ConfigError: If no direction is given and none is known, or if `given` is neither `max` nor
+        `min`.
     """
     if given is not None:
         check_choice(parameter, given, ("max", "min"))
-        if (metric, given) == ("loss", "max"):
-            raise ConfigError(
-                f"{parameter} must be 'min' for the metric 'loss', which training minimizes, got "
-                f"'max'. Set {parameter} = 'min', or leave it out."
-            )
         return given
     for names, direction in _KNOWN:
         if re.fullmatch(names, metric):
             return direction
-    own = metric.removeprefix("val_")  # as Keras names the figures of an evaluation
-    for names, _ in _KNOWN:
-        if own != metric and re.fullmatch(names, own):
-            raise ConfigError(
-                f"ddl has no metric {metric!r}: evaluations report {own!r}. Write {own!r}."
-            )
     raise ConfigError(
         f"{parameter} is required for the metric {metric!r}: ddl does not know whether larger or "
         f"smaller values are better. Set {parameter} = 'max' or 'min'."

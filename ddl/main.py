@@ -62,8 +62,7 @@ def start(values: flags.FlagValues) -> None:
     from ddl.distribution.multi_worker import leaving, worker_errors
     from ddl.distribution.traits import traits_of
     from ddl.run import train
-    from ddl.run.from_checkpoints import SavedWeights
-    from ddl.training.loop.device_errors import device_errors
+    from ddl.training.device_errors import device_errors
     from ddl.user_code import attributing_errors
 
     several_processes = traits_of(placement.strategy).several_processes
@@ -75,7 +74,7 @@ def start(values: flags.FlagValues) -> None:
             mode=values.mode,
             dry_run=values.dry_run,
             allow_unused=values.gin_allow_unused,
-            saved_weights=SavedWeights(checkpoint_of(values)),
+            checkpoint=checkpoint_of(values),
             follow_timeout=values.follow_timeout,
             profile=profile_of(values),
             predictions=values.predictions,

@@ -10,14 +10,13 @@ import copy
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
 from ddl.errors import ConfigError
-from ddl.seeds import hashed
 
 # tf.distribute traces each replica in its own thread.
 _OF_THREAD = threading.local()
@@ -37,13 +36,17 @@ def is_compiled() -> bool:
 
 
 @contextmanager
-def none() -> Iterator[None]:
-    """Leaves the thread without a current microbatch within the `with` block."""
-    earlier, _OF_THREAD.microbatch = current(), None
+def _entered(microbatch: "Microbatch | None") -> Iterator[None]:
+    earlier, _OF_THREAD.microbatch = current(), microbatch
     try:
         yield
     finally:
         _OF_THREAD.microbatch = earlier
+
+
+def none() -> AbstractContextManager[None]:
+    """Leaves the thread without a current microbatch within the `with` block."""
+    return _entered(None)
 
 
 class Drawn(NamedTuple):
@@ -52,21 +55,10 @@ class Drawn(NamedTuple):
     Attributes:
       layer: Name of the layer that drew.
       shape: Shape of the numbers; None for sizes that are not static.
-      kind: "shuffle" for the draw of a shuffle, else "".
     """
 
     layer: str
     shape: tuple[int | None, ...]
-    kind: str
-
-
-@dataclasses.dataclass
-class _Calls:
-    """The number of draws of an object. Holds the object, so that its id stays unique."""
-
-    owner: Any
-    place: int
-    count: int = 0
 
 
 @contextmanager
@@ -101,8 +93,7 @@ class HeldMoments:
         Args:
           moments: `moments` of an earlier pass; None to record.
         """
-        self.moments: list[tf.Tensor] = list(moments or [])
-        self.layers: list[Any] = []
+        self.moments, self.layers = list(moments or []), list[Any]()
         self._given = None if moments is None else iter(moments)
 
     def __call__(
@@ -148,7 +139,7 @@ class Microbatch:
         (`ddl.tasks.gather`).
       has_gathered: Whether this pass has called `ddl.gather`.
       pairing: How layers that mix examples get the partners of rows; None: from the rows
-        (`ddl.layers.transforms.mixing`).
+        (`ddl.layers.images`).
       remat: The parts of the models that the backward pass computes again (`ddl.step.remat`), or
         None.
       repeats: Whether this is a second computation, in the backward pass.
@@ -173,7 +164,9 @@ class Microbatch:
     pairing: Any = None
     remat: Any = None
     repeats: bool = False
-    _calls: dict[Any, _Calls] = dataclasses.field(default_factory=dict)
+    # By the object that draws: the object itself, so that its id stays unique, its place in the
+    # order of first draws, and the number of its draws.
+    _calls: dict[Any, list[Any]] = dataclasses.field(default_factory=dict)
     _is_backward: bool = False
 
     def __post_init__(self) -> None:
@@ -188,19 +181,11 @@ class Microbatch:
         evaluation, the index of the batch that training consumes next. It is the same for all
         batches of the evaluation, so that a schedule has the value that it has in training.
         """
-        if self.position is not None:
-            return self.position
-        return tf.cast(self.counter[1], tf.int64)
+        return tf.cast(self.counter[1], tf.int64) if self.position is None else self.position
 
-    @contextmanager
-    def forward(self) -> Iterator[None]:
+    def forward(self) -> AbstractContextManager[None]:
         """Makes this the current microbatch of the thread within the `with` block."""
-        earlier = current()
-        _OF_THREAD.microbatch = self
-        try:
-            yield
-        finally:
-            _OF_THREAD.microbatch = earlier
+        return _entered(self)
 
     @contextmanager
     def backward(self) -> Iterator[None]:
@@ -244,26 +229,17 @@ class Microbatch:
           ConfigError: If `rows` is not a static multiple of the microbatch's rows.
         """
         if not isinstance(rows, int) or rows < self.rows or rows % self.rows:
-            number = rows if isinstance(rows, int) else "an unknown number of"
             raise ConfigError(
                 f"{asking} must have a fixed number of rows for each of the {self.rows} examples, "
-                f"got {number} rows. Keep the batch as the first dimension, with the rows of each "
+                f"got {rows} rows. Keep the batch as the first dimension, with the rows of each "
                 "example next to each other."
             )
         return rows // self.rows
 
-    def stream(self, *identity: int | None) -> int:
-        """Returns the number of a stream of random numbers of this pass, in the range of int64.
-
-        Args:
-          *identity: Values that no other stream of the same pass has.
-        """
-        return hashed(*identity, self.draws) if self.draws else hashed(*identity)
-
     def copied(self) -> "Microbatch":
         """Returns a microbatch that draws the same numbers from here on, such as for a replica."""
         other = copy.copy(self)
-        other._calls = {key: dataclasses.replace(each) for key, each in self._calls.items()}
+        other._calls = {key: list(calls) for key, calls in self._calls.items()}
         return other
 
     def repeated(self, counter: tf.Tensor) -> "Microbatch":
@@ -297,17 +273,18 @@ class Microbatch:
             draw exactly once in the forward pass, so that the draw to repeat is ambiguous.
         """
         key = ("integer", owner) if isinstance(owner, int) else id(owner)
-        calls = self._calls.setdefault(key, _Calls(owner, place=len(self._calls)))
+        calls = self._calls.setdefault(key, [owner, len(self._calls), 0])
+        _, place, count = calls
         if self.repeats or not self._is_backward:
-            calls.count += 1
-            return calls.place, calls.count - 1
-        if calls.count != 1:
+            calls[2] += 1
+            return place, count
+        if count != 1:
             raise ConfigError(
-                f"Layer {layer!r} drew random numbers {calls.count} times, but a layer that is "
+                f"Layer {layer!r} drew random numbers {count} times, but a layer that is "
                 "recomputed in the backward pass (tf.recompute_grad) must draw exactly once. Use a "
                 "separate layer for each call."
             )
-        return calls.place, 0
+        return place, 0
 
 
 class CannotCompileError(BaseException):

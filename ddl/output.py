@@ -1,8 +1,8 @@
-"""Standard output and standard error: a write that fails is dropped and never ends a run."""
+"""Standard streams, whose failed writes are dropped, and files opened without following links."""
 
+import errno
 import os
 import sys
-from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, TextIO, cast
 
@@ -24,11 +24,6 @@ class Dropping:
         with suppress(OSError, ValueError):  # ValueError: closed, or an encoding lacks a character
             self._stream.write(text)
         return len(text)
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        """Writes each text. Never raises."""
-        for line in lines:
-            self.write(line)
 
     def flush(self) -> None:
         """Flushes the stream. Never raises."""
@@ -58,20 +53,11 @@ def protect_standard_streams(program: str) -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError):  # no file: None, or a stand-in of a notebook
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    sys.stdout, sys.stderr = cast(TextIO, standard_output()), cast(TextIO, standard_error())
+    sys.stdout, sys.stderr = cast(TextIO, dropping(sys.stdout)), cast(TextIO, dropping(sys.stderr))
 
 
-def standard_output() -> Dropping:
-    """Returns standard output as it is now; it drops failed writes."""
-    return _dropping(sys.stdout)
-
-
-def standard_error() -> Dropping:
-    """Returns standard error as it is now; it drops failed writes."""
-    return _dropping(sys.stderr)
-
-
-def _dropping(stream: Any) -> Dropping:
+def dropping(stream: Any) -> Dropping:
+    """Wraps a standard stream, once."""
     if isinstance(stream, Dropping):
         return stream
     # A standard stream is None if it was closed before Python started.
@@ -85,16 +71,34 @@ def say(text: str, program: str | None = None) -> None:
       text: The line, or lines.
       program: The program that says it; None for the command that this process runs.
     """
-    stream = standard_error()
+    stream = dropping(sys.stderr)
     stream.write(f"{program or _program}: {printable(text)}\n")
     stream.flush()
 
 
 def printable(text: str) -> str:
     """Escapes control characters, which a terminal obeys; keeps newlines and tabs."""
-    if text.isprintable():
-        return text
     return "".join(
         one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode()
         for one in text
     )
+
+
+def open_itself(path: str | os.PathLike[str], flags: int) -> int:
+    """Opens a file, and never what a link of this name leads to.
+
+    An `opener` for the built-in `open`. A link that another user planted would otherwise make ddl
+    overwrite or extend a file of this user.
+
+    Raises:
+      OSError: If it cannot be opened, or is a symbolic link.
+    """
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
+def unwritable(path: str | os.PathLike[str], error: OSError) -> str:
+    """Returns the message for a file that cannot be written, with the remedy."""
+    why, remedy = error.strerror, "Check the free disk space and the permissions."
+    if error.errno == errno.ELOOP:
+        why, remedy = "it is a symbolic link", "Remove it."
+    return f"{os.fspath(path)} cannot be written: {why}. {remedy}"

@@ -117,25 +117,3 @@ class LossScale:
             tf.clip_by_value(moved, _SMALLEST_SCALE, _LARGEST_SCALE),
             tf.where(grows, tf.zeros_like(finite_updates), finite_updates),
         )
-
-    def after_finite(
-        self, scale: tf.Tensor, finite_updates: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns `next` for a finite update, with few kernels if the count is on the host."""
-        if self.growth_interval is None:
-            return scale, finite_updates
-        count = finite_updates + 1
-        zero = tf.zeros_like(count)
-        return tf.cond(
-            count >= min(self.growth_interval, count.dtype.max),
-            lambda: (tf.minimum(scale * 2.0, _LARGEST_SCALE), zero),
-            lambda: (tf.identity(scale), tf.identity(count)),
-        )
-
-    def after_overflow(
-        self, scale: tf.Tensor, finite_updates: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns `next` for an update that is not finite."""
-        if self.growth_interval is None:
-            return scale, finite_updates
-        return tf.maximum(scale / 2.0, _SMALLEST_SCALE), tf.zeros_like(finite_updates)

@@ -1,7 +1,6 @@
 """Hashes and places of Philox for random numbers, and operations that draw from a state."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -22,22 +21,18 @@ def counter_at(counter: tf.Tensor, place: tf.Tensor | int) -> tf.Tensor:
     return counter + tf.cast(tf.stack([place, tf.zeros_like(place)]), tf.uint64)
 
 
-def drawn_by_state(operations: Iterable[tf.Operation]) -> str | None:
+def drawn_by_state(graph: tf.Graph) -> str | None:
     """Returns an operation that draws other numbers each time, as messages call it, if any.
 
     Draws of ddl and Keras are stateless operations, which repeat their numbers for the same seed.
 
     Args:
-      operations: Operations of a graph; the functions that they call are searched too.
+      graph: A graph; the functions that it calls are searched too.
     """
-    for operation in operations:
-        node = operation.node_def
-        if _has_state(node):
-            return f"the operation {node.name!r} ({node.op})"
-        for inner in _nodes_of_functions(node, operation.graph, set()):
-            if _has_state(inner):
-                return f"the operation {inner.name!r} ({inner.op}) in {node.name!r}"
-    return None
+    definition = graph.as_graph_def()
+    bodies = [definition.node, *(each.node_def for each in definition.library.function)]
+    drawing = (node for body in bodies for node in body if _has_state(node))
+    return next((f"the operation {node.name!r} ({node.op})" for node in drawing), None)
 
 
 def _has_state(node: Any) -> bool:
@@ -47,16 +42,3 @@ def _has_state(node: Any) -> bool:
     # The recurrent kernels of GPUs have seeds for a dropout that Keras does not use.
     unused = "dropout" in node.attr and not node.attr["dropout"].f
     return "seed2" in node.attr and not unused
-
-
-def _nodes_of_functions(node: Any, graph: tf.Graph, seen: set[str]) -> Iterator[Any]:
-    """Returns the nodes of all functions that a node calls, such as a loop's body."""
-    for value in node.attr.values():
-        for name in [value.func.name, *(one.name for one in value.list.func)]:
-            if not name or name in seen:
-                continue
-            seen.add(name)
-            function = graph._get_function(name)
-            for inner in function.cached_definition.node_def if function else ():
-                yield inner
-                yield from _nodes_of_functions(inner, graph, seen)

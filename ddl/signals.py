@@ -12,11 +12,15 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from types import FrameType, TracebackType
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def _nothing() -> None:
+    """Does nothing."""
 
 
 @contextmanager
@@ -35,7 +39,7 @@ def keeping_handlers() -> Iterator[None]:
 
 @contextmanager
 def deferring_interrupt(
-    answer: Callable[[], None] | None = None, withdraw: Callable[[], None] | None = None
+    answer: Callable[[], None] = _nothing, withdraw: Callable[[], None] = _nothing
 ) -> Iterator[None]:
     """Defers Python's KeyboardInterrupt to the end of the `with` block.
 
@@ -57,13 +61,13 @@ def deferring_interrupt(
     if not is_main or handler is not signal.default_int_handler:
         yield
         return
-    signals = StopSignals(answer or _nothing, (signal.SIGINT,), second_ends=False)
+    signals = StopSignals(answer, (signal.SIGINT,), second_ends=False)
     try:
         with signals:
             yield
     finally:
         if signals.received is not None:
-            (withdraw or _nothing)()
+            withdraw()
     if signals.received is not None:
         raise KeyboardInterrupt
 
@@ -110,12 +114,7 @@ class StopSignals:
         _thread.start_new_thread(self._watch, (self._reading,))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Restores the previous handlers and ends the thread."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)
@@ -128,33 +127,16 @@ class StopSignals:
         noted = False
         while numbers := os.read(reading, 64):
             for number in numbers:
-                if number not in self._numbers:
-                    self._pass_on(number)
-                    continue
-                if noted and self._second_ends:
+                if number in self._numbers and noted and self._second_ends:
                     os._exit(128 + number)
-                if not noted:
-                    self._note(number)
-                noted = True
+                with self._answering:
+                    if number in self._numbers and not noted and self._answer is not None:
+                        self.received = signal.Signals(number)
+                        self._answer()
+                noted |= number in self._numbers
         os.close(reading)
-
-    def _pass_on(self, number: int) -> None:
-        """Passes a signal on to who set the descriptor before, such as asyncio in a notebook."""
-        with self._answering, suppress(OSError):  # its pipe may be full, or closed
-            if self._answer is not None and self._previous_descriptor >= 0:
-                os.write(self._previous_descriptor, bytes([number]))
-
-    def _note(self, number: int) -> None:
-        with self._answering:
-            if self._answer is not None:
-                self.received = signal.Signals(number)
-                self._answer()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """Records the signal; Python calls this between two instructions, within the block."""
         if self.received is None:
             self.received = signal.Signals(number)
-
-
-def _nothing() -> None:
-    """Does nothing."""

@@ -16,24 +16,14 @@ from collections.abc import Collection, Iterator
 from ddl.errors import ConfigError, DdlError
 
 # Errors of the system that repeat: the user's code names a file that it cannot open.
-_LASTING = (
-    FileNotFoundError,
-    FileExistsError,
-    IsADirectoryError,
-    NotADirectoryError,
-    PermissionError,
-)
+_LASTING = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 _PASSING = (OSError, MemoryError, BufferError)
 # TensorFlow's errors that say that an operation got wrong values. All others may pass.
 _WRONG_VALUES = ("InvalidArgumentError", "UnimplementedError", "OutOfRangeError", "NotFoundError")
 
 _LIBRARIES = tuple(
-    os.path.join(folder, "")
-    for folder in (
-        os.path.dirname(os.path.abspath(__file__)),
-        sysconfig.get_path("stdlib"),
-        sysconfig.get_path("platstdlib"),
-    )
+    os.path.join(os.path.abspath(folder), "")
+    for folder in (os.path.dirname(__file__), *map(sysconfig.get_path, ("stdlib", "platstdlib")))
 )
 _INSTALLED = re.compile(r"[\\/](?:site|dist)-packages[\\/]")
 # AutoGraph and TensorFlow's kernels put frames into the message. Keras puts the message between
@@ -68,18 +58,11 @@ def repeats(error: BaseException) -> bool:
     """Returns whether the same code would raise the error again."""
     if isinstance(error, _LASTING):
         return True
-    if is_op_error(error):
-        return any(kind.__name__ in _WRONG_VALUES for kind in type(error).__mro__)
-    return isinstance(error, Exception) and not isinstance(error, _PASSING)
-
-
-def is_op_error(error: BaseException) -> bool:
-    """Returns whether an error is of an operation of TensorFlow."""
     # By name: the check of a config must not import TensorFlow.
-    return any(
-        kind.__name__ == "OpError" and kind.__module__.startswith("tensorflow.")
-        for kind in type(error).__mro__
-    )
+    kinds = type(error).__mro__
+    if any((k.__name__, k.__module__.split(".")[0]) == ("OpError", "tensorflow") for k in kinds):
+        return any(kind.__name__ in _WRONG_VALUES for kind in kinds)
+    return isinstance(error, Exception) and not isinstance(error, _PASSING)
 
 
 def place_of(error: BaseException, packages: Collection[str] = ()) -> Place | None:
@@ -124,21 +107,12 @@ def attributing_errors(packages: Collection[str] = ()) -> Iterator[None]:
       packages: As in `place_of`.
 
     Raises:
-      ConfigError: If the block raises an error that repeats, or SystemExit, from a line of the
-        user's code.
+      ConfigError: If the block raises an error that repeats, from a line of the user's code.
     """
     try:
         yield
     except DdlError:
         raise
-    except SystemExit as error:  # else the command would end with its status, such as 0
-        if (place := place_of(error, packages)) is None:
-            raise
-        status = "" if error.code is None else repr(error.code)
-        raise ConfigError(
-            f"{place} ended the process by sys.exit({status}). Return instead, or raise an error.\n"
-            f"    {place.text}"
-        ) from error
     except Exception as error:
         place = place_of(error, packages) if repeats(error) else None
         if place is None:

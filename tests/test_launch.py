@@ -19,17 +19,12 @@ RUN = ("--gin_file=a.gin", "--model_dir=runs/a")
     [
         ([], "The flags of ddl.main are missing"),
         (["--num_workers=2", *RUN], "Unknown command line flag 'gin_file'"),
-        (["--num_workers=2", "--"], "flags of ddl.main are missing"),
         (["--", *RUN], "--num_workers is required. Pass a number"),
         (["--num_workers=0", "--", *RUN], "--num_workers=0"),
-        (["--num_workers=2", "--num_ps=-1", "--", *RUN], "--num_ps=-1"),
-        (["--num_workers=2", "--max_restarts=-1", "--", *RUN], "--max_restarts=-1"),
         (["--num_worker=2", "--", *RUN], "'num_worker'. Did you mean: num_workers"),
-        (["--num_workers=2", "--", *RUN, "a.gin"], "'a.gin' is not a flag"),
         (["--num_workers=2", "--", "--gin_fil=a.gin"], "'gin_fil'. Did you mean: gin_file"),
         (["--num_workers=2", "--", RUN[0]], "--model_dir is required"),
         (["--num_workers=2", "--", *RUN, "--gpus=x"], "--gpus must be"),
-        (["--num_workers=2", "--pin=core", "--", *RUN], "--pin=core"),
         (["--num_workers=9999", "--pin=cores", "--", *RUN], "needs 9999 cores"),
     ],
     ids=str,
@@ -37,17 +32,6 @@ RUN = ("--gin_file=a.gin", "--model_dir=runs/a")
 def test_bad_input_starts_nothing(arguments, message):
     with pytest.raises((flags.Error, ConfigError), match=message):
         launch.build_cluster(["ddl-launch", *arguments])
-
-
-@pytest.mark.parametrize("arguments", [["--num_workers=2", "--help"], ["-h"]], ids=str)
-def test_help_says_flags_and_statuses(arguments, capsys):
-    with pytest.raises(SystemExit, match="0"):
-        launch.run(["ddl-launch", *arguments])
-    shown = capsys.readouterr().out
-    for flag in ("num_workers", "num_ps", "max_restarts", "pin"):
-        assert f"--{flag}" in shown
-    for status in ("0 Done", "128 + N A", "76 Training diverged", "77 A", "75 Training stopped"):
-        assert status in " ".join(shown.split())
 
 
 def test_flags_reach_the_cluster_and_ddl_main(monkeypatch):

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from absl import flags
 
-import ddl
 from ddl import __main__ as command
 from ddl import main
 from ddl.cli.commands import parse
@@ -42,19 +41,10 @@ def run_without_tensorflow(*arguments, cwd=ROOT, **variables):
     [
         ([], "--model_dir is required. Pass a directory"),
         (["--dry_run", "--gpus=x"], "--gpus must be all, none, or numbers such as 0,1, got 'x'"),
-        (["--dry_run", "--gpus=-1"], "--gpus must be all, none, or numbers such as 0,1, got '-1'"),
         ([*RUN, "--mode=eval", "--checkpoint=last"], "latest, best, or a step, got 'last'"),
-        (
-            [*RUN, "--checkpoint=100"],
-            "--checkpoint has no effect with --mode=train_and_eval. Leave",
-        ),
-        ([*RUN, "--mode=predict"], "--mode=predict needs --predictions .*, got None"),
         ([*RUN, "--mode=predict", "--predictions=x.csv"], "ends with .jsonl, .*, got x.csv"),
-        ([*RUN, "--predictions=x.npz"], "--predictions has no effect with --mode=train_and_eval"),
         ([*RUN, "--profile=110:100"], "two steps, the smaller one first, .* got '110:100'"),
         ([*RUN, "--mode=export", "--profile=1:2"], "--profile has no effect with --mode=export"),
-        (["--dry_run", "--profile=1:2"], "--profile has no effect with .* --dry_run. Leave it"),
-        ([*RUN, "--mode=export", "--follow_timeout=1"], "no effect with --mode=export"),
         (
             [*RUN, "--mode=eval", "--checkpoint=best", "--follow_timeout=1"],
             "--checkpoint has no effect with --mode=eval --follow_timeout",
@@ -73,7 +63,9 @@ def test_a_process_outside_of_its_cluster_is_reported_without_tensorflow():
     config = '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}'
     wrong = run_without_tensorflow("--dry_run", "--cluster=tf_config", TF_CONFIG=config)
     assert wrong.returncode == 1
-    assert "must name this process as one of its workers, got index 1 and 1" in wrong.stderr
+    assert (
+        "must name this process as one of its tasks, got type 'worker' and index 1" in wrong.stderr
+    )
 
 
 def test_sigquit_shows_the_stacks_and_the_command_continues(monkeypatch, capfd):
@@ -115,13 +107,6 @@ def test_a_misspelt_command_names_the_nearest(capsys):
         command.run(["ddl", "lunch"])
     shown = capsys.readouterr().err
     assert "There is no command 'lunch'. Did you mean launch?\nUsage: ddl COMMAND" in shown
-
-
-def test_the_version_and_the_commands(capsys):
-    command.run(["ddl", "--version"])
-    assert capsys.readouterr().out == f"ddl {ddl.__version__}\n"
-    command.run(["ddl", "-h"])
-    assert "  check   Check that a task computes the same" in capsys.readouterr().out
 
 
 def test_the_installed_commands():

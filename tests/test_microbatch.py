@@ -5,40 +5,10 @@ import tensorflow as tf
 
 import ddl
 from ddl.checkpoints.checkpoints import Checkpoints
-from ddl.errors import ConfigError, TrainingDiverged
+from ddl.errors import ConfigError
 from ddl.microbatch import current
-from ddl.precision import set_precision
 from tests.conftest import make_strategy, microbatch, save
 from tests.training.test_trainer import DATA
-
-
-def test_is_current_within_its_passes_alone():
-    outer, inner = microbatch(), microbatch()
-    assert current() is None
-    with outer.forward():
-        with inner.backward():
-            assert current() is inner
-        assert current() is outer
-    assert current() is None
-
-
-def test_is_let_go_after_an_error():
-    with pytest.raises(RuntimeError), microbatch().forward():
-        raise RuntimeError
-    assert current() is None
-
-
-def test_rows_of_an_example():
-    assert microbatch(rows=4).rows_per_example(12, "x") == 3
-    with pytest.raises(ConfigError, match="the layer must .* the 4 examples, got 6 rows"):
-        microbatch(rows=4).rows_per_example(6, "the layer")
-
-
-def test_counts_draws_by_owner():
-    one, other = object(), object()
-    counted = microbatch()
-    calls = [counted.call_number(owner, "x") for owner in (one, other, 7, one, 7)]
-    assert calls == [(0, 0), (1, 0), (2, 0), (0, 1), (2, 1)]
 
 
 def test_what_is_recomputed_for_the_backward_pass_draws_the_same():
@@ -58,20 +28,6 @@ def test_what_is_recomputed_for_the_backward_pass_draws_the_same():
     # y = (2·mask)², so its gradient is 8·mask: another mask would not fit.
     np.testing.assert_array_equal(gradient, 2 * y)
     assert {0.0, 4.0} == set(y.numpy().ravel())
-
-
-def test_a_layer_called_twice_cannot_be_recomputed():
-    layer = keras.layers.Dropout(0.5, name="twice")
-    x = tf.ones([8, 16])
-    current = microbatch()
-    with tf.GradientTape() as tape, current.forward():
-        tape.watch(x)
-        y = tf.recompute_grad(lambda x: layer(layer(x, training=True), training=True))(x)
-    with (
-        current.backward(),
-        pytest.raises(ConfigError, match="'twice' drew random numbers 2 times"),
-    ):
-        tape.gradient(y, x)
 
 
 class Compiled:
@@ -97,16 +53,6 @@ def test_a_trace_of_an_earlier_trainer_is_explained():
         else:
             with pytest.raises(error, match="Create a new task and model"):
                 trainer.train(2)
-
-
-def test_a_divergence_is_told_though_a_task_compiles_itself():
-    set_precision("mixed_float16")
-    broken = {"image": DATA["image"].astype("f4") * 1e30, "label": DATA["label"]}
-    trainer = ddl.Trainer(
-        Compiled(), keras.optimizers.SGD(0.1), broken, global_batch_size=32, max_skipped_updates=2
-    )
-    with pytest.raises(TrainingDiverged, match="2 consecutive batches"):
-        trainer.train(2)
 
 
 class Asking:

@@ -15,7 +15,7 @@ from ddl.data.conversion import sources_by_name
 from ddl.data.source import Source
 from ddl.data.stream import Stream
 from ddl.errors import ConfigError
-from ddl.run.lengths import resolve_lengths, withhold_lengths
+from ddl.run.plan import resolve_lengths, withhold_lengths
 from ddl.training.trainer import Trainer
 
 

@@ -22,7 +22,7 @@ from ddl.checkpoints.snapshot import Snapshots
 from ddl.distribution.workers import Workers
 from ddl.errors import ModelDirectoryError
 from ddl.step.state import TrainingState
-from ddl.training.checks.same_on_replicas import check_same_on_replicas
+from ddl.training.state_checks import check_same_on_replicas
 from ddl.training.trainer import Trainer
 
 

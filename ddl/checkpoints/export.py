@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from ddl.checkpoints.durable_files import recover_folder, replace_folder
 from ddl.errors import ConfigError, ModelDirectoryError
-from ddl.files import open_itself
+from ddl.output import open_itself
 
 
 def export_model(model: keras.Model, directory: str | os.PathLike[str]) -> list[Path]:

@@ -9,7 +9,7 @@ from absl import flags
 from ddl.cli.flags import gpus_of
 
 if TYPE_CHECKING:
-    from ddl.run.placement import Placement
+    from ddl.run.plan import Placement
 
 
 def build_placement(values: flags.FlagValues) -> "Placement | None":
@@ -47,8 +47,8 @@ def build_placement(values: flags.FlagValues) -> "Placement | None":
     from ddl.distribution.devices import configure_devices
     from ddl.distribution.strategies import build_strategy, choose_strategy
     from ddl.distribution.traits import TRAITS
-    from ddl.run.placement import Placement
-    from ddl.training.asynchronous.watch import watch_tasks
+    from ddl.run.plan import Placement
+    from ddl.training.asynchronous import watch_tasks
 
     configure_devices(
         values.num_virtual_devices, gpus_of(values), deterministic_ops=values.deterministic_ops

@@ -27,14 +27,14 @@ _KERAS = "optimizers optimizers.schedules losses initializers regularizers const
 _OTHERS = (
     "ddl:ExponentialMovingAverage LossScale LossWeight Remat Retention Trainer WarmStart",
     "ddl.optimizers.learning_rate:LearningRate",
-    "ddl.optimizers.lengths:epochs_to_steps steps_after_warmup warmup_steps",
+    "ddl.optimizers.schedules:epochs_to_steps steps_after_warmup warmup_steps",
     "ddl.optimizers.plateau:ReduceOnPlateau",
     "ddl.optimizers.schedules:OneCycle ReciprocalSquareRoot StepDecay",
     "ddl.precision:set_numerics",
     "ddl.run.plan:RunPlan",
-    "ddl.run.predicting.settings:Predictions",
+    "ddl.run.predicting:Predictions",
     "ddl.run.trackers:MLflow WeightsAndBiases",
-    "ddl.training.checks.batch_size:global_batch_size",
+    "ddl.training.checks:global_batch_size",
 )
 # Text that gin appends to an error at each call it passes, the innermost call first.
 _IN_CALL = re.compile(r"\n  In call to configurable '(.+?)' \(.+?\)(?: in scope '(.+)')?(?:\n|$)")
@@ -147,8 +147,10 @@ def bind(one: Binding) -> str:
     except (ValueError, KeyError) as error:
         what = str(error).partition("\n")[0].strip('"')
         known = [short_name(selector) for selector, _ in gin_config._REGISTRY.items()]
-        known += [p for x in matches(one.selector) for p in inspect.signature(x.wrapped).parameters]
         *_, word = re.findall(r"'@?([\w./]+)(?:\(\))?'", what)
+        if word == one.arg_name and (found := matches(one.selector)):
+            of_item = [x.allowlist or inspect.signature(x.wrapped).parameters for x in found]
+            known = [parameter for parameters in of_item for parameter in parameters]
         hint = did_you_mean(word, known, cutoff=0.6) or " Correct it, or import its module."
         return complain(one.location, f"{what}{hint}")
 

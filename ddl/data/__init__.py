@@ -4,8 +4,7 @@ from ddl.data.combine import concatenate, mix, subset
 from ddl.data.conversion import as_source
 from ddl.data.order import batch_indices, steps_per_epoch
 from ddl.data.pipeline import BatchPipeline
-from ddl.data.readers.image_folder import image_folder
-from ddl.data.readers.images import imagenet, images, keras_dataset
+from ddl.data.readers.images import image_folder, imagenet, images, keras_dataset
 from ddl.data.readers.packaged import digits, penguins, play, shapes, synthetic
 from ddl.data.readers.records import array_records, tf_records
 from ddl.data.readers.table import table

@@ -27,6 +27,11 @@ def named(example: Any, what: str, weight_rank: int | None = 0) -> dict[str, Any
     """
     if isinstance(example, tuple | list) and len(example) in (2, 3):
         inputs, *others = example
+        if isinstance(inputs, tuple | list) and all(np.ndim(one) > 0 for one in inputs):
+            raise DataError(
+                f"{what} has {len(inputs)} arrays as x. Give x as a dict by the names of the "
+                "model's inputs, or as one array."
+            )
         parts = dict(zip(("label", "weight"), others, strict=False))
         features = dict(inputs) if isinstance(inputs, Mapping) else {"image": inputs}
         if others and isinstance(others[0], Mapping):  # labels of several outputs
@@ -37,8 +42,9 @@ def named(example: Any, what: str, weight_rank: int | None = 0) -> dict[str, Any
             )
         example = features | {name: part for name, part in parts.items() if part is not None}
     if not isinstance(example, Mapping) or not example:
+        given = f"a tuple of {len(example)}" if isinstance(example, tuple) else f"{example!r:.80}"
         raise DataError(
-            f"{what} must be a dict of features, or a tuple (x, y[, weight]), got {example!r:.80}."
+            f"{what} must be a dict of features, or a tuple (x, y[, weight]), got {given}."
         )
     for name, value in example.items():
         if not isinstance(name, str):

@@ -106,20 +106,6 @@ def example_at(position: np.ndarray, epoch: int, *, num_examples: int, seed: int
     return _walked(position, num_examples, _round_keys(seed, epoch))
 
 
-def position_of(example: np.ndarray, epoch: int, *, num_examples: int, seed: int) -> np.ndarray:
-    """Returns at which positions of a shuffled epoch examples stand: the inverse of `example_at`.
-
-    Args:
-      example: Indices, int64 [...], each from 0 to n - 1.
-      epoch: As in `example_at`.
-      num_examples: As in `example_at`.
-      seed: As in `batch_indices`.
-    """
-    if num_examples <= _SORTED_UP_TO:
-        return np.argsort(_sorted(num_examples, epoch, seed))[example]
-    return _walked(example, num_examples, _round_keys(seed, epoch)[::-1])
-
-
 @functools.lru_cache(maxsize=8)
 def _sorted(num_examples: int, epoch: int, seed: int) -> np.ndarray:
     return np.argsort(_random_words(seed, epoch, num_examples), kind="stable")

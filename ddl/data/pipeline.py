@@ -9,11 +9,10 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from ddl.data.batch import Batch, row_of, static_slice
+from ddl.data.batch import Batch, ResidentArrays, gather, row_of, static_slice
 from ddl.data.features import checked_weight
 from ddl.data.iterators import iterator_of
 from ddl.data.order import batch_indices, steps_per_epoch
-from ddl.data.resident import ResidentArrays, gather
 from ddl.data.source import Source
 from ddl.data.stream import Stream
 from ddl.distribution.path import path_of

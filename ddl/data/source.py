@@ -290,11 +290,6 @@ class Source:
                     f"A source needs __len__ and __getitem__ (or __getitems__), but {self.name} "
                     f"has no {needed}. Pass a generator or a pipeline to ddl.data.stream."
                 )
-        if hasattr(self.items, "columns") and hasattr(self.items, "to_numpy"):
-            raise DataError(
-                f"A {self.name} is indexed by columns. Pass its columns as arrays: "
-                "{name: frame[name].to_numpy() for name in frame}."
-            )
 
     def _first(self) -> dict[str, np.ndarray]:
         if self._read_rows is not None:
@@ -318,7 +313,7 @@ class Source:
         self._decode = tf.function(example, autograph=False).get_concrete_function(
             self.row_spec, tf.TensorSpec([2], tf.int64)
         )
-        if drawn := drawn_by_state(self._decode.graph.get_operations()):
+        if drawn := drawn_by_state(self._decode.graph):
             raise DataError(
                 f"{definition_of(decode)} draws random numbers by {drawn}, which a resumed run "
                 "would draw differently. Pass the seed to tf.random.stateless_uniform or the like."

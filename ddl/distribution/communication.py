@@ -1,10 +1,37 @@
 """Gradient communication between replicas: buffers, timeout and collectives."""
 
 import dataclasses
+import itertools
+import weakref
 
 import tensorflow as tf
 
 from ddl.distribution.devices import split_into
+
+_KEYS = itertools.count(10_000, 10_000)
+_NUMBERED: "weakref.WeakSet[tf.distribute.Strategy]" = weakref.WeakSet()
+
+
+def number_collectives(strategy: tf.distribute.Strategy) -> None:
+    """Gives the collectives of a MirroredStrategy keys that no other strategy of the process has.
+
+    TensorFlow numbers them from 1 in each strategy. A second one would meet the collectives of the
+    first, which have other shapes, in its first update.
+
+    Args:
+      strategy: Any strategy; only a MirroredStrategy that has not been here is changed.
+    """
+    if type(strategy) is not tf.distribute.MirroredStrategy or strategy in _NUMBERED:
+        return
+    _NUMBERED.add(strategy)
+    extended = strategy.extended
+    extended._collective_key_base = next(_KEYS)
+    was, extended._collective_ops = (
+        extended._collective_ops,
+        extended._make_collective_ops_with_fallbacks(),
+    )
+    if extended._cross_device_ops is was:
+        extended._cross_device_ops = extended._collective_ops
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """Start-up of clusters with parameter servers, and their end.
 
 A chief leads such a cluster and is the only process that runs the program. Workers and parameter
-servers are TensorFlow servers that execute what the chief sends (`ddl.training.asynchronous.loop`).
+servers are TensorFlow servers that execute what the chief sends (`ddl.training.asynchronous`).
 TensorFlow reassigns the updates of a lost worker to the others and readmits the worker when it is
 back. It waits forever for a worker that neither answers nor dies, so the chief probes every task
-(`ddl.training.asynchronous.watch`), and the tasks probe the chief.
+(`ddl.training.asynchronous`), and the tasks probe the chief.
 """
 
 import os

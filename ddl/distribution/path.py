@@ -31,9 +31,6 @@ class DevicePath:
       subtracts_at_once: Whether one kernel subtracts from rows of a table. On CPUs that kernel is
         slower than three that read the rows, subtract, and write them. With parameter servers it
         must be one, since workers do not wait for each other between a read and a write.
-      fuses_normalization: Whether batch normalization is TensorFlow's fused operation, which rounds
-        otherwise than Keras's operations.
-      has_float64_losses: Whether TensorFlow's sparse cross-entropy has a kernel for float64.
       compiles: Whether `--jit_compile=auto` compiles by XLA: few kernels instead of many, each of
         which costs time to start on a GPU.
       can_compile: Whether a function can be compiled by XLA on its own. TPUs compile whatever runs.
@@ -45,8 +42,6 @@ class DevicePath:
     rewrites_pooling: bool = False
     packs_tensors: bool = False
     subtracts_at_once: bool = False
-    fuses_normalization: bool = False
-    has_float64_losses: bool = True
     compiles: bool = False
     can_compile: bool = True
 
@@ -57,8 +52,6 @@ GPU = DevicePath(
     packs_int32=True,
     packs_tensors=True,
     subtracts_at_once=True,
-    fuses_normalization=True,
-    has_float64_losses=False,
     compiles=True,
 )
 VIRTUAL_GPU = dataclasses.replace(GPU, reduces_on_one_device=True)
@@ -77,8 +70,7 @@ def path_of(strategy: tf.distribute.Strategy | None = None) -> DevicePath:
     """
     strategy = strategy or tf.distribute.get_strategy()
     path = path_for(replica_devices(strategy))
-    # Private to TensorFlow. The public property cluster_resolver is None with parameter servers;
-    # tests/training/test_split_tables.py loses updates without this.
+    # Private to TensorFlow. The public property cluster_resolver is None with parameter servers.
     if not strategy._should_use_with_coordinator:
         return path
     # Variables that lie on several servers cannot be packed for a single operation.

@@ -4,11 +4,12 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
 from ddl.launcher.tasks import ClusterTask
-from ddl.output import standard_error
+from ddl.output import dropping
 
 HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGQUIT)
 """Signals that the launcher blocks and waits for. SIGQUIT, which shows stacks, ends nothing."""
@@ -110,9 +111,8 @@ class ClusterProcess:
         return bool(written)
 
     def _print(self, lines: Sequence[bytes]) -> None:
-        shown = standard_error()
-        shown.writelines(f"[{self.task}] {line.decode(errors='replace')}\n" for line in lines)
-        shown.flush()
+        text = "".join(f"[{self.task}] {line.decode(errors='replace')}\n" for line in lines)
+        print(text, end="", file=dropping(sys.stderr), flush=True)
 
     def describe_exit(self) -> str:
         """Describes the end for a message: 'ended with status 3', 'was killed by SIGKILL'."""

@@ -1,4 +1,4 @@
-"""Left-aligned broadcasting of example weights and masks to values of higher rank."""
+"""Masks and weights of examples: left-aligned broadcasting, and entries that are left out."""
 
 import keras
 import tensorflow as tf
@@ -14,3 +14,22 @@ def broadcasts(values: tf.TensorShape, to: tf.TensorShape) -> bool:
 def with_rank(values: tf.Tensor, rank: int) -> tf.Tensor:
     """Appends dimensions of size 1 until the values have `rank` dimensions."""
     return tf.reshape(values, [*keras.ops.shape(values), *[1] * (rank - len(values.shape))])
+
+
+def kept_or_zero(inputs: tf.Tensor, kept: tf.Tensor, factor: tf.Tensor | None = None) -> tf.Tensor:
+    """Returns the kept entries, times a factor, and zero for the others, even if they are infinite.
+
+    Both forms have the same bits. TensorFlow has no GPU kernel of multiply_no_nan for bfloat16. In
+    the other dtypes tf.where is slower on a CPU, up to seven times in float16, and on a GPU
+    TensorFlow's choice of layouts fails for the whole graph at the scalar in its gradient.
+
+    Args:
+      inputs: Floating-point, of any shape.
+      kept: bool, of a shape that broadcasts to that of `inputs`.
+      factor: [], of the dtype of `inputs`; None: 1.
+    """
+    if inputs.dtype == tf.bfloat16:
+        scaled = inputs if factor is None else inputs * factor
+        return tf.where(kept, scaled, tf.zeros([], inputs.dtype))
+    weights = tf.cast(kept, inputs.dtype)
+    return tf.math.multiply_no_nan(inputs, weights if factor is None else weights * factor)

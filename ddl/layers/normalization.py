@@ -18,10 +18,8 @@ import keras
 import tensorflow as tf
 
 from ddl import microbatch
-from ddl.layers import fused_normalization
-from ddl.layers.broadcasting import with_rank
-from ddl.layers.masking import kept_or_zero
-from ddl.layers.replica_sum import sum_over_replicas
+from ddl.layers.across_replicas import sum_over_replicas
+from ddl.layers.broadcasting import kept_or_zero, with_rank
 
 
 def has_global_moments(layer: keras.layers.Layer) -> bool:
@@ -36,25 +34,10 @@ def has_global_moments(layer: keras.layers.Layer) -> bool:
 def take_over_moments(layers: Iterable[keras.layers.Layer]) -> None:
     """Makes BatchNormalization call `batch_moments` in a trainer; elsewhere Keras's code runs.
 
-    Where `fused_normalization` applies, it takes the place of the layer's whole call in training.
     The hook `_moments` is private to Keras; tests/layers/test_normalization.py guards it.
     """
     for layer in filter(has_global_moments, layers):
         layer._moments = functools.partial(_moments, layer)
-        if type(layer).call is keras.layers.BatchNormalization.call:
-            layer.call = functools.partial(_call, layer)
-
-
-def _call(
-    layer: keras.layers.BatchNormalization,
-    inputs: tf.Tensor,
-    training: bool | None = None,
-    mask: tf.Tensor | None = None,
-) -> Any:
-    # XLA and the fused operation: see there.
-    if training and layer.trainable and fused_normalization.applies_to(layer, inputs, mask):
-        return fused_normalization.normalized(layer, inputs)
-    return type(layer).call(layer, inputs, training=training, mask=mask)
 
 
 def _moments(

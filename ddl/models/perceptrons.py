@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 
 import keras
 
-from ddl import layers
 from ddl.errors import ConfigError
 
 
@@ -44,8 +43,6 @@ def table_mlp(
     numbers: int = 0,
     categories: Mapping[str, int] | None = None,
     embedding_width: int = 8,
-    max_table_parts: int = 1,
-    min_table_part_bytes: int = 1 << 20,
     hidden_units: Sequence[int] = (128, 64),
     dropout: float = 0.0,
     numbers_mean: Sequence[float] | None = None,
@@ -60,9 +57,6 @@ def table_mlp(
       numbers: Length of the feature "numbers", float [batch, numbers]; 0 if there is none.
       categories: Number of values of each further feature, by its name; integers [batch].
       embedding_width: Width of the vectors.
-      max_table_parts: Largest number of parts into which a table of vectors is split, for parameter
-        servers (`ddl.layers.PartitionedEmbedding`); 1 splits none.
-      min_table_part_bytes: Smallest size of a part. Smaller tables are not split.
       hidden_units: Width of each hidden layer.
       dropout: Dropout rate after each hidden layer.
       numbers_mean: Subtracted from the raw numbers, one for each; None subtracts nothing.
@@ -100,8 +94,8 @@ def table_mlp(
         columns.append(scale(inputs["numbers"]))
     for name, count in (categories or {}).items():
         inputs[name] = keras.Input((), dtype="int64", name=name)
-        parts = max_table_parts, min_table_part_bytes
-        columns.append(_table(count, embedding_width, *parts, f"{name}_vectors")(inputs[name]))
+        table = keras.layers.Embedding(count, embedding_width, name=f"{name}_vectors")
+        columns.append(table(inputs[name]))
     if not columns:
         raise ConfigError(
             "table_mlp needs numbers, categories, or both; got neither. Set table_mlp.numbers to "
@@ -113,15 +107,3 @@ def table_mlp(
         if dropout:
             x = keras.layers.Dropout(dropout, name=f"dropout_{number}")(x)
     return keras.Model(inputs, keras.layers.Dense(num_outputs, name="outputs")(x), name="table_mlp")
-
-
-def _table(
-    count: int, width: int, max_parts: int, min_part_bytes: int, name: str
-) -> keras.layers.Layer:
-    """Returns a layer that looks up vectors, in a table of several parts if it is large."""
-    if max_parts == 1:  # the layer of several parts would draw a seed
-        return keras.layers.Embedding(count, width, name=name)
-    split = layers.PartitionedEmbedding(
-        count, width, max_parts=max_parts, min_part_bytes=min_part_bytes, name=name
-    )
-    return split if split.parts > 1 else keras.layers.Embedding(count, width, name=name)

@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
-from ddl.optimizers.momentum import MomentumSGD
-from ddl.optimizers.rows import dense, subtract_rows
+from ddl.optimizers.large_batch import MomentumSGD
+from ddl.optimizers.variables import dense, subtract_rows
 
 Scalars: TypeAlias = dict[str, tf.Tensor]
 

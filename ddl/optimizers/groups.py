@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import keras
 
 from ddl.errors import ConfigError, check_no_text
-from ddl.optimizers.exclusions import matching
+from ddl.optimizers.variables import matching
 
 ONLY = "optimizer"
 """Name of the optimizer of a Trainer that was given one without a name."""

@@ -3,13 +3,10 @@
 from collections.abc import Mapping
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from ddl.output import printable
-from ddl.training.results.progress import Bar, format_figures, open_bar, open_console
-
-__all__ = ["RunConsole", "format_figures"]
+from ddl.training.progress import Bar, format_figures, open_bar, open_console
 
 
 class RunConsole:
@@ -29,18 +26,10 @@ class RunConsole:
         self._console = console or open_console(shows)
         self._bar: Bar | None = None
 
-    def summary(self, title: str, rows: Mapping[str, str]) -> None:
-        """Prints names and texts: a table on a terminal, `name: text` lines elsewhere."""
-        if not self._console.is_terminal:
-            for name, text in rows.items():
-                self.line(f"{name}: {text}")
-            return
-        table = Table(title=title, title_justify="left", show_header=False, box=None)
-        table.add_column(style="bold")
-        table.add_column()
+    def summary(self, rows: Mapping[str, str]) -> None:
+        """Prints names and texts as lines."""
         for name, text in rows.items():
-            table.add_row(Text(printable(name)), Text(printable(text)))
-        self._console.print(table)
+            self.line(f"{name}: {text}")
 
     def line(self, text: str) -> None:
         """Prints a text, above the progress bar if there is one.
@@ -66,9 +55,6 @@ class RunConsole:
     def write(self, step: int, epoch: float, split: str, values: Mapping[str, float]) -> None:
         """Prints metrics as a line; see `writers.Writer`."""
         self.line(f"step {step:,} · epoch {epoch:.2f} · {split} · {format_figures(values)}")
-
-    def drop_after(self, last_step: int) -> None:
-        """Does nothing: printed lines cannot be dropped."""
 
     def close(self) -> None:
         """Stops the progress bar and leaves it on the screen."""

@@ -1,13 +1,15 @@
 """Evaluation and export of the checkpoints of a run, during training or later."""
 
-import dataclasses
+import os
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import keras
+import tensorflow as tf
+from absl import logging
 
+from ddl import config
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.checkpoints.directory import SavedCheckpoint
 from ddl.checkpoints.export import export_model
@@ -15,64 +17,95 @@ from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, ModelDirectoryError, NotReady
 from ddl.run.console import RunConsole
 from ddl.run.directory import RunDirectory
-from ddl.run.writers import JsonLinesWriter, TensorBoardWriter, Writer
+from ddl.run.plan import Files, Placement, build
 from ddl.tasks.parts import models_of
 from ddl.tasks.task import Task
 from ddl.training.trainer import Trainer
 
 _POLL_SECONDS = 1.0
 
-# Number of file names that a message lists.
-_SOME = 8
-
 # A checkpoint's files: names, sizes in bytes, and modification times in nanoseconds.
 _Version = tuple[tuple[str, int, int], ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class SavedWeights:
-    """The weights of a run to evaluate, export or predict with.
+def load(
+    model_dir: str | os.PathLike[str],
+    checkpoint: str | int = "latest",
+    strategy: tf.distribute.Strategy | None = None,
+) -> Trainer:
+    """Builds the Trainer of a run of `ddl.main` from its config, and restores its weights.
 
-    Attributes:
+    The config replaces the one that is loaded. Changes nothing on disk. Eager, cross-replica
+    context, on all workers.
+
+        trainer = ddl.load("runs/digits")
+        print(trainer.evaluate())
+
+    Args:
+      model_dir: Directory of the run.
       checkpoint: `latest`; `best`, by the retention's metric; or a step.
+      strategy: Where to compute; None takes the strategy of the current scope, if any.
+
+    Raises:
+      ModelDirectoryError: If there is no config or no such checkpoint, or it does not fit.
+      ConfigError: If the config cannot be built, such as since its modules are not importable.
     """
+    directory = RunDirectory(model_dir)
+    if not directory.operative_config.exists():
+        raise ModelDirectoryError(
+            f"{directory.operative_config} does not exist: ddl.load reads the config of a run of "
+            "ddl.main. For a run of ddl.fit, make the Trainer and pass it to ddl.evaluate."
+        )
+    config.load([str(directory.operative_config)])
+    placement = Placement(strategy or tf.distribute.get_strategy())
+    run_plan, trainer = build(placement, Workers(placement.strategy), directory)
+    files = Files.of(directory, trainer, run_plan, logging.warning)
+    restore(trainer, files.checkpoints, checkpoint)
+    return trainer
 
-    checkpoint: str | int = "latest"
 
+def evaluate(
+    trainer: Trainer, model_dir: str | os.PathLike[str], checkpoint: str | int = "latest"
+) -> dict[str, float]:
+    """Restores a checkpoint of a run, evaluates it, and returns loss and metrics.
 
-def evaluate_saved(
-    what: SavedWeights,
-    trainer: Trainer,
-    checkpoints: Checkpoints,
-    json_lines: JsonLinesWriter,
-    events: TensorBoardWriter,
-    console: RunConsole,
-) -> None:
-    """Evaluates one checkpoint.
+    Writes them to the files of the run unless metrics.jsonl has them. Eager, cross-replica context,
+    on all workers. `trainer.evaluate()` evaluates the weights as they are.
 
-    Prints the metrics, and writes them to the files of the run unless metrics.jsonl already has
-    them. Eager, cross-replica context, on all workers.
+    Args:
+      trainer: A trainer as that of the run; it keeps the restored weights.
+      model_dir: Directory of the run.
+      checkpoint: `latest`, or a step.
 
     Raises:
       ModelDirectoryError: If there is no such checkpoint, it cannot be restored, or metrics.jsonl
         is invalid or cannot be written.
-      ConfigError: If there is no evaluation data, or no metric for `best`.
+      ConfigError: If there is no evaluation data.
       DataError: If the data cannot be read.
     """
-    restore(what, trainer, checkpoints, console)
-    _evaluate(what, trainer, json_lines, events, console)
+    files = Files.of(RunDirectory(model_dir), trainer, None, logging.warning)
+    restore(trainer, files.checkpoints, checkpoint)
+    return evaluate_restored(trainer, files, RunConsole(shows=False))
 
 
-def follow(
-    what: SavedWeights,
-    timeout: float,
-    total: int,
-    trainer: Trainer,
-    checkpoints: Checkpoints,
-    json_lines: JsonLinesWriter,
-    events: TensorBoardWriter,
-    console: RunConsole,
-) -> None:
+def evaluate_restored(trainer: Trainer, files: Files, console: RunConsole) -> dict[str, float]:
+    """Evaluates a trainer; writes the figures to the files of its run, and prints them."""
+    workers, step, has_them = Workers(trainer.strategy), trainer.step, False
+    with workers.failing_together():
+        if workers.is_chief:  # fails before a long evaluation
+            rows = files.json_lines.rows()
+            has_them = any(row["step"] == step and row.get("split") == "eval" for row in rows)
+    figures, epoch = trainer.evaluate(), trainer.epoch_at(step)
+    console.write(step, epoch, "eval", figures)
+    if workers.is_chief and not has_them:
+        files.json_lines.write(step, epoch, "eval", figures)
+        files.json_lines.sync()
+        files.events.write(step, epoch, "eval", figures)
+        files.events.close()
+    return figures
+
+
+def follow(trainer: Trainer, files: Files, timeout: float, total: int, console: RunConsole) -> None:
     """Evaluates the newest checkpoint, then each newer one when it appears, once each.
 
     Returns after evaluating step `total`, or when no new checkpoint appears for `timeout` seconds.
@@ -80,13 +113,10 @@ def follow(
     context, on all workers.
 
     Args:
-      what: Whether to use the weight averages; its `checkpoint` is ignored.
+      trainer: Evaluates.
+      files: The files of the run.
       timeout: Seconds.
       total: Last step of the run.
-      trainer: Evaluates.
-      checkpoints: The checkpoints to follow.
-      json_lines: Writes metrics.jsonl.
-      events: Writes TensorBoard event files.
       console: Prints the metrics.
 
     Raises:
@@ -96,49 +126,42 @@ def follow(
       ConfigError: If there is no evaluation data.
       DataError: If the data cannot be read.
     """
-    workers = Workers(trainer.strategy)
+    workers, checkpoints = Workers(trainer.strategy), files.checkpoints
     evaluated: set[_Version] = set()
-    step, failure = None, ""
-    for _ in _each_newest(checkpoints, timeout, workers):
+    newest, step, failure = None, -1, ""
+    deadline = time.monotonic() + timeout
+    while (rest := workers.broadcast_float(deadline - time.monotonic())) > 0 or newest is None:
+        found = checkpoints.saved()[-1:] if workers.is_chief else []
+        version = _version(found[0]) if found else None
+        if not workers.broadcast(version not in (None, newest)):
+            if rest <= 0:
+                break
+            time.sleep(min(rest, _POLL_SECONDS))
+            continue
+        newest = version or ()
         try:
             saved = checkpoints.restore_model()
         except ModelDirectoryError as error:
             failure = str(error)
             console.line(f"{failure}\nWaiting for the next checkpoint.")
-            continue
-        if not workers.broadcast(_version(saved) in evaluated):
-            evaluated.add(_version(saved))
-            step = trainer.step
-            _evaluate(what, trainer, json_lines, events, console)
-        if trainer.step >= total:
-            console.line(f"Step {total:,} is the last step of the run.")
-            return
-    if step is None:
-        may_come = workers.broadcast(checkpoints.folder.parent.exists())
-        workers.barrier()
-        raise (NotReady if may_come else ModelDirectoryError)(
-            f"No checkpoint that can be evaluated appeared in {checkpoints.folder} within "
-            f"{timeout:g} s. {failure or _holds(checkpoints)} Check --model_dir, or pass a larger "
-            "--follow_timeout."
-        )
-    console.line(f"No checkpoint after step {step:,} appeared within {timeout:g} s.")
-
-
-def _each_newest(checkpoints: Checkpoints, timeout: float, workers: Workers) -> Iterator[None]:
-    """Yields when the chief sees a new newest checkpoint; ends after `timeout` s without one."""
-    newest, deadline = None, time.monotonic() + timeout
-    while True:
-        found = checkpoints.saved()[-1:] if workers.is_chief else []
-        version = _version(found[0]) if found else None
-        if workers.broadcast(version not in (None, newest)):
-            newest = version
-            yield
-            deadline = time.monotonic() + timeout
-            continue
-        rest = workers.broadcast_float(deadline - time.monotonic())
-        if rest <= 0:
-            return
-        time.sleep(min(rest, _POLL_SECONDS))
+        else:
+            if not workers.broadcast(_version(saved) in evaluated):
+                evaluated.add(_version(saved))
+                step = trainer.step
+                evaluate_restored(trainer, files, console)
+            if trainer.step >= total:
+                console.line(f"Step {total:,} is the last step of the run.")
+                return
+        deadline = time.monotonic() + timeout
+    if step >= 0:
+        console.line(f"No checkpoint after step {step:,} appeared within {timeout:g} s.")
+        return
+    may_come = workers.broadcast(checkpoints.folder.parent.exists())
+    workers.barrier()
+    raise (NotReady if may_come else ModelDirectoryError)(
+        f"No checkpoint that can be evaluated appeared in {checkpoints.folder} within {timeout:g} "
+        f"s. {failure} Check --model_dir, or pass a larger --follow_timeout."
+    )
 
 
 def _version(saved: SavedCheckpoint) -> _Version:
@@ -156,45 +179,35 @@ def _version(saved: SavedCheckpoint) -> _Version:
     return tuple(sorted(files))
 
 
-def _holds(checkpoints: Checkpoints) -> str:
-    """Describes the content of a folder that has no ddl checkpoint."""
-    folder = checkpoints.folder
-    if not folder.is_dir():
-        return "The folder does not exist."
-    names = sorted(path.name for path in folder.iterdir())
-    if not names:
-        return "The folder is empty."
-    more = ", …" if len(names) > _SOME else ""
-    return f"The folder holds {', '.join(names[:_SOME])}{more}; ddl's files are named step-N."
+def export(trainer: Trainer, directory: str | os.PathLike[str]) -> list[Path]:
+    """Exports the models of a trainer's task as .keras files and SavedModels.
 
+    The models have the averages of the weights, if the trainer keeps any. Exported are
+    `exported_models` of the task, a dict from name to model, or else its `model`, or else all its
+    models. A single `model` goes to `directory` itself, others to a folder each. Eager,
+    cross-replica context, in one process.
 
-def export_saved(
-    what: SavedWeights,
-    trainer: Trainer,
-    checkpoints: Checkpoints,
-    directory: RunDirectory,
-    console: RunConsole,
-) -> None:
-    """Exports one checkpoint to `directory.export`. Eager, cross-replica context.
+    Args:
+      trainer: The trainer, trained or restored.
+      directory: Folder for `model.keras` and `saved_model`; see `ddl.checkpoints.export`.
+
+    Returns:
+      The paths written.
 
     Raises:
-      ModelDirectoryError: If there is no such checkpoint, it cannot be restored, or the export
-        cannot be written.
-      ConfigError: If there is no metric for `best`.
+      ModelDirectoryError: If the export cannot be written.
+      ConfigError: If the task has no model, or Keras cannot save one.
     """
-    restore(what, trainer, checkpoints, console)
     with trainer.evaluation_weights():
-        for folder, model in _exports(trainer.task, directory.export):
-            for path in export_model(model, folder):
-                console.line(f"Exported {path}.")
+        return [
+            path
+            for folder, model in _exports(trainer.task, Path(directory))
+            for path in export_model(model, folder)
+        ]
 
 
 def _exports(task: Task, folder: Path) -> list[tuple[Path, keras.Model]]:
-    """Returns the models to export and their folders.
-
-    These are `exported_models` of the task, a dict from name to model, or else its `model`, or else
-    all its models. A single `model` goes to `folder` itself, others to a folder each.
-    """
+    """Returns the models to export and their folders."""
     models = getattr(task, "exported_models", None) or models_of(task)
     if not models:
         raise ConfigError(
@@ -207,9 +220,14 @@ def _exports(task: Task, folder: Path) -> list[tuple[Path, keras.Model]]:
 
 
 def restore(
-    what: SavedWeights, trainer: Trainer, checkpoints: Checkpoints, console: RunConsole
-) -> None:
+    trainer: Trainer, checkpoints: Checkpoints, checkpoint: str | int = "latest"
+) -> SavedCheckpoint:
     """Restores the weights of one checkpoint. Eager, cross-replica context, on all workers.
+
+    Args:
+      trainer: The trainer.
+      checkpoints: The checkpoints of its run.
+      checkpoint: `latest`, `best`, or a step.
 
     Raises:
       ModelDirectoryError: If there is no such checkpoint, or it cannot be restored.
@@ -217,55 +235,24 @@ def restore(
     """
     workers = Workers(trainer.strategy)
     with workers.failing_together():
-        found = _find(what, checkpoints) if workers.is_chief else None
-    saved = checkpoints.restore_model(found)
-    console.line(f"Restored step {trainer.step:,} from {saved}.")
+        found = _find(checkpoint, checkpoints) if workers.is_chief else None
+    return checkpoints.restore_model(found)
 
 
-def _find(what: SavedWeights, checkpoints: Checkpoints) -> SavedCheckpoint | None:
+def _find(checkpoint: str | int, checkpoints: Checkpoints) -> SavedCheckpoint | None:
     """Returns the requested checkpoint; None stands for the newest readable one."""
     there = checkpoints.saved()
-    if what.checkpoint == "latest":
-        found, missing = None, ""
-    elif what.checkpoint == "best":
-        if not checkpoints.keeps_best:
-            raise ConfigError(
-                "--checkpoint=best requires Retention.best_metric, got None. Set it, such as to "
-                "'accuracy', for the training and for this command."
-            )
-        found = checkpoints.best()
-        missing = "No checkpoint was evaluated with Retention.best_metric. Pass a step, or latest."
-    else:
-        found = next((each for each in there if each.step == what.checkpoint), None)
-        missing = f"Pass one of the steps {', '.join(str(each.step) for each in there)}."
-    if not there:
-        raise ModelDirectoryError(
-            f"There is no checkpoint in {checkpoints.folder}. {_holds(checkpoints)} Train with "
-            "this --model_dir first, or pass another one."
+    if checkpoint == "best" and not checkpoints.keeps_best:
+        raise ConfigError(
+            "--checkpoint=best requires Retention.best_metric, got None. Set it, such as to "
+            "'accuracy', for the training and for this command."
         )
-    if missing and found is None:
+    by_step: dict[str | int, SavedCheckpoint] = {each.step: each for each in there}
+    found = checkpoints.best() if checkpoint == "best" else by_step.get(checkpoint)
+    if not there or (found is None and checkpoint != "latest"):
+        steps = f"Pass one of the steps {', '.join(map(str, by_step))}, or latest."
         raise ModelDirectoryError(
-            f"--checkpoint={what.checkpoint} does not exist in {checkpoints.folder}. {missing}"
+            f"There is no checkpoint {checkpoint} in {checkpoints.folder}. "
+            f"{steps if there else 'Train with this --model_dir first, or pass another one.'}"
         )
     return found
-
-
-def _evaluate(
-    what: SavedWeights,
-    trainer: Trainer,
-    json_lines: JsonLinesWriter,
-    events: TensorBoardWriter,
-    console: RunConsole,
-) -> None:
-    workers = Workers(trainer.strategy)
-    with workers.failing_together():
-        if workers.is_chief:
-            json_lines.check()  # fail before a long evaluation
-    figures = trainer.evaluate()
-    if not workers.is_chief:
-        return
-    has_them = json_lines.has(trainer.step, "eval", figures)
-    writers: list[Writer] = [console] if has_them else [json_lines, events, console]
-    for writer in writers:
-        writer.write(trainer.step, trainer.epoch_at(trainer.step), "eval", figures)
-    json_lines.sync()

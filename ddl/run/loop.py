@@ -1,245 +1,324 @@
-"""The outer loop of a run: logs, evaluations, checkpoints and rewinds between device loops."""
+"""The loop of a run: logs, evaluations, checkpoints, callbacks and rewinds between device loops."""
 
+import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext, suppress
+from functools import partial
+from pathlib import Path
 
-from ddl.callbacks.calling import Calls
-from ddl.callbacks.early_stopping import Evaluations
-from ddl.callbacks.moment import MediaWriter
-from ddl.checkpoints.checkpoints import Checkpoints
+import tensorflow as tf
+
 from ddl.distribution.workers import Workers
-from ddl.errors import ModelDirectoryError, TrainingDiverged, TrainingInterrupted
-from ddl.figures import EXAMPLES_PER_SECOND, LOSS_SCALE, REWINDS, SKIPPED_UPDATES
+from ddl.errors import ConfigError, ModelDirectoryError, TrainingDiverged, TrainingInterrupted
+from ddl.figures import EXAMPLES_PER_SECOND, LOSS_SCALE, REWINDS, SKIPPED_UPDATES, is_measured
 from ddl.optimizers.groups import ONLY, by_name, frozen_until
 from ddl.optimizers.learning_rate import learning_rate_at
 from ddl.optimizers.loss_weight import loss_weights
-from ddl.optimizers.plateau import ReduceOnPlateau, plateaus_of
-from ddl.run.checks.learning_rate import constant_rates, report_restored_rates
+from ddl.optimizers.plateau import plateaus_of
+from ddl.run.callbacks import AfterEvaluation, AfterSave, Callback, Every, Moment
 from ddl.run.console import RunConsole
-from ddl.run.directory import NoCheckpoints
-from ddl.run.plan import RunPlan
-from ddl.run.profiling import Profiler
-from ddl.run.writers import Writers
+from ddl.run.plan import Files, RunPlan
+from ddl.run.summary import constant_rates, report_restored_rates
+from ddl.run.trackers import TrackerWriter
+from ddl.run.writers import Writer
 from ddl.signals import StopSignals
 from ddl.training.actions import Action, EachLoop, Periodic
-from ddl.training.monitor import Monitor
+from ddl.training.pace import Monitor
 from ddl.training.trainer import Trainer
 
+Figures = Callable[[], Mapping[str, float]]
+_NEVER = 2**62  # a step beyond all runs
 
-class OuterLoop:
-    """Trains to the end of the run; logs, evaluates, saves and rewinds as the run plan says.
 
-    Use it on all workers, in eager, cross-replica context.
+@dataclasses.dataclass
+class Run:
+    """A run that trains. Eager, cross-replica context, on all workers.
+
+    Attributes:
+      trainer: The trainer.
+      plan: Length of the run, and its periods.
+      files: Files that the run writes and resumes from; None writes nothing.
+      console: Shows progress and lines.
+      evaluates: Whether the run evaluates.
+      stop: Holds the signal that asked to stop, if any. `train` is called within it.
+      profile: The step to begin a profile after, and its last step; None profiles nothing.
     """
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        run_plan: RunPlan,
-        checkpoints: Checkpoints | NoCheckpoints,
-        writers: Writers,
-        console: RunConsole,
-        stop: StopSignals | None,
-        evaluates: bool,
-        evaluations: Evaluations | None = None,
-        actions: Sequence[Action] = (),
-        media: MediaWriter | None = None,
-        profiler: Profiler | None = None,
-        monitor: Monitor | None = None,
-    ):
-        """Keeps the parts of a run and schedules the actions.
+    trainer: Trainer
+    plan: RunPlan
+    files: Files | None
+    console: RunConsole
+    evaluates: bool
+    stop: StopSignals | None = None
+    profile: tuple[int, int] | None = None
 
-        Args:
-          trainer: The trainer, newly built or restored.
-          run_plan: Length of the run, and periods of its actions.
-          checkpoints: The checkpoints of this trainer.
-          writers: Receive the metrics.
-          console: Shows progress.
-          stop: Holds the signal that asked to stop, if any.
-          evaluates: Whether the run evaluates.
-          evaluations: The earlier evaluations, if the run may end early.
-          actions: Further actions, called after the evaluations and before a checkpoint.
-          media: Receives the images, texts and histograms of callbacks; None writes none.
-          profiler: Profiles some of the updates; None profiles none.
-          monitor: Measures waits for input and GPUs; None measures nothing.
-        """
-        self._trainer = trainer
-        self._run_plan = run_plan
-        self._total = run_plan.total_steps(trainer.steps_per_epoch)
-        self._checkpoints = checkpoints
-        self._writers = writers
-        self._console = console
-        self._stop = stop
-        self._plateaus = plateaus_of(trainer.optimizer)
-        self._frozen_until = frozen_until(trainer.optimizer)
-        self._workers = Workers(trainer.strategy)
-        self._examples_per_step = sum(
-            one.global_batch_size * one.batches_per_update for one in trainer.pipelines.values()
-        )
-        self._early = evaluations
+    def __post_init__(self) -> None:
+        self._workers = Workers(self.trainer.strategy)
+        self._checkpoints = None if self.files is None else self.files.checkpoints
+        self._total = self.plan.total_steps(self.trainer.steps_per_epoch)
+        check_profile(self.profile, self._total)
+        self._profile = Profile(self.files, self.profile, self.trainer, self.console.line)
+        self._writers: list[Writer] = []
+        self._monitor: Monitor | None = None
         self._evaluated: tuple[int, dict[str, float]] = (-1, {})
         self._logged: tuple[int, dict[str, float]] = (-1, {})
         self._best_step = -1  # step of an evaluation that is the best so far
-        self._calls = Calls(run_plan.calls, trainer, media, self._write, self._training_figures)
-        last = self._total
-        evaluated_every = [run_plan.eval_every] if evaluates else []
-        periodic = [Periodic(every, self._evaluate, last) for every in evaluated_every]
-        self._profiler = profiler
-        self._monitor = monitor
-        # The checkpoint comes last: once a step is saved, its logs are already written.
-        self._actions: list[Action] = [
-            *([] if profiler is None else [profiler.ending]),
-            EachLoop(self._show_progress),
-            Periodic(run_plan.log_every, self._log, last),
-            *periodic,
-            *actions,
-            *self._calls.actions,
-            EachLoop(self._save_if_best),
-            Periodic(run_plan.checkpoint_every, self._save, last),
-            *([] if profiler is None else [profiler.beginning]),
-        ]
 
-    def run(self) -> None:
-        """Trains to the end, or to an early one; returns when the last checkpoint is on disk.
+    def train(
+        self,
+        compare: Callable[[], None] | None = None,
+        opened: Callable[[], None] | None = None,
+        remedy: str = "Raise TRAIN_STEPS or TRAIN_EPOCHS to train longer.",
+    ) -> None:
+        """Resumes the run or begins it, and trains to its end, its early end or a stop.
+
+        Args:
+          compare: Compares the settings with those of the run so far, before a checkpoint is
+            restored. On the chief.
+          opened: Writes these settings when the directory is created and locked. On the chief.
+          remedy: Remedy for a run that has reached its end already.
 
         Raises:
           TrainingInterrupted: If a signal asked to stop. The step is saved first, unless a weight,
             a slot, a statistic or an average is not finite.
           TrainingDiverged: If training diverged and the run cannot rewind: the plan says `stop`,
             `max_rewinds` is reached, or there is no checkpoint.
-          ModelDirectoryError: If the last checkpoint could not be written, or the checkpoint to
-            rewind to cannot be restored.
+          ModelDirectoryError: If the directory cannot be used, settings differ, a checkpoint cannot
+            be restored, or the last one cannot be written.
+          DdlError: For other errors that the user can fix.
         """
-        trainer = self._trainer
-        end = self._total
-        self._console.start(trainer.step, self._total)
-        if self._run_plan.on_divergence == "rewind" and not self._checkpoints.has_any():
+        trainer, files = self.trainer, self.files
+        with ExitStack() as stack:
+            # ---------------------------------------------------------- resume
+            if files is not None:
+                stack.callback(files.directory.release)
+                with self._workers.failing_together():
+                    if self._workers.is_chief:
+                        files.directory.claim()
+                        any(False for _ in files.json_lines.rows())  # checks each line
+                        if compare is not None and files.checkpoints.saved():
+                            compare()
+            self._restore()
+            if trainer.step >= self._total:
+                self.console.line(
+                    f"The run has reached step {trainer.step:,} of {self._total:,}. {remedy}"
+                )
+                return
+            if self._is_over():
+                self.console.line(f"The run ended early at step {trainer.step:,}.")
+                return
+            trainer.trace()
+            # ---------------------------------------------------------- open the files
+            if files is not None:
+                files.checkpoints.check()
+                stack.callback(files.events.close)
+                if self._workers.is_chief:
+                    files.directory.open()
+                    if opened is not None:
+                        opened()
+                    files.json_lines.drop_after(trainer.step)
+                    files.events.session("eval" if self.evaluates else "train", files.directory)
+                    self._writers = [files.json_lines, files.events]
+            if self._workers.is_chief:
+                self._monitor = Monitor(trainer)
+                for tracker in self.plan.trackers:
+                    directory = None if files is None else files.directory
+                    writer = TrackerWriter(tracker, directory, self.console.line)
+                    stack.callback(writer.close)
+                    self._writers.append(writer)
+            # ---------------------------------------------------------- train
+            stack.callback(self.console.close)
+            self._loop()
+        where = "" if files is None else f", written to {files.directory.path}"
+        seconds = trainer.pace.total_seconds
+        self.console.line(f"Done: step {trainer.step:,} after {seconds:,.1f} s of training{where}.")
+
+    def _restore(self) -> None:
+        """Restores the newest checkpoint with the figures so far, or else applies the warm start.
+
+        A trainer that saved or restored this checkpoint last is kept as it is: a learning rate that
+        was assigned since then takes effect, as it does without files.
+        """
+        trainer, saved, kept = self.trainer, None, False
+        rates = constant_rates(trainer.optimizer)
+        if self.files is not None:
+            saved, kept = self.files.checkpoints.resume()
+        if saved is None and trainer.step == 0:
+            warm_start(trainer, self.plan, self.console)
+        elif saved is not None and kept:
+            self.console.line(f"Continuing at step {trainer.step:,}, which the trainer saved.")
+        elif saved is not None:
+            self.console.line(f"Resuming step {trainer.step:,} of an earlier run, from {saved}.")
+            report_restored_rates(rates, trainer.optimizer, self.console.line)
+        if self.files is not None and not len(trainer.history):
+            trainer.history.extend(
+                {name: value for name, value in row.items() if not is_measured(name)}
+                for row in self.files.json_lines.rows()
+                if row["step"] <= trainer.step and row.get("split") in ("train", "eval")
+            )
+
+    def _loop(self) -> None:
+        """Trains to the end, or to an early one; returns when the last checkpoint is on disk."""
+        trainer, plan, saved = self.trainer, self.plan, self._checkpoints
+        every = [one for one in plan.calls if isinstance(one, Every)]
+        # The checkpoint comes last: once a step is saved, its logs are already written.
+        actions: list[Action] = [
+            self._profile,
+            EachLoop(self._show_progress),
+            Periodic(plan.log_every, self._log, self._total),
+            *([Periodic(plan.eval_every, self._evaluate, self._total)] if self.evaluates else []),
+            *(Periodic(one.steps, partial(self._call_every, one), _NEVER) for one in every),
+            EachLoop(self._save_if_best),
+            Periodic(plan.checkpoint_every, self._save, self._total),
+            EachLoop(self._profile.begin),
+        ]
+        self.console.start(trainer.step, self._total)
+        if plan.on_divergence == "rewind" and saved is not None and not saved.has_any():
             self._save(trainer.step)  # a rewind needs a checkpoint
         try:
-            while trainer.step < end:
-                if self._profiler is not None:
-                    self._profiler.begin_if_due(trainer.step)
+            while trainer.step < self._total:
+                self._profile.begin(trainer.step)
                 try:
-                    trainer.train(end - trainer.step, self._actions, progress=False)
-                    if self._ends_early(trainer.step):
+                    trainer.train(self._total - trainer.step, actions, progress=False)
+                    if trainer.step < self._total and self._is_over():
+                        self._save(trainer.step)
                         break
-                    if trainer.step < end:
+                    if trainer.step < self._total:
                         self._stop_as_asked(trainer.step)
                 except TrainingDiverged as error:
-                    if self._run_plan.on_divergence == "stop":
+                    if plan.on_divergence == "stop":
                         raise
-                    if self._profiler is not None:
-                        self._profiler.end(trainer.step)
                     self._rewind(error)
             self._finish()
         finally:
-            if self._profiler is not None:
-                self._profiler.end()
+            self._profile.end(trainer.step)
             with suppress(ModelDirectoryError):  # already reported
-                self._checkpoints.finish()
+                if saved is not None:
+                    saved.finish()
 
     def _show_progress(self, step: int) -> None:
-        if self._console.shows_progress:
-            figures = self._trainer.peek_metrics()
-            self._add_speed(figures, self._trainer.pace.steps_per_second)
-            self._console.advance(step, figures)
+        if self.console.shows_progress:
+            speed = self._speed(self.trainer.pace.steps_per_second)
+            self.console.advance(step, self.trainer.peek_metrics() | speed)
 
     def _log(self, step: int) -> None:
-        trainer = self._trainer
-        figures = trainer.read_metrics()
-        figures |= trainer.learning_rates
+        trainer = self.trainer
+        figures = trainer.read_metrics() | trainer.learning_rates
         figures |= loss_weights(trainer.task, step)
         if trainer.loss_scale is not None:
             figures[LOSS_SCALE] = trainer.loss_scale
             figures[SKIPPED_UPDATES] = trainer.skipped_updates
         if rewinds := int(trainer.state.rewinds):
             figures[REWINDS] = rewinds
-        self._add_speed(figures, trainer.pace.take_steps_per_second())
+        figures |= self._speed(trainer.pace.take_steps_per_second())
         self._logged = (step, figures)
-        if self._monitor is not None:
-            figures = figures | self._monitor.figures()
-        self._write(step, "train", figures)
+        self._write(step, "train", figures | (self._monitor.figures() if self._monitor else {}))
+
+    def _speed(self, steps_per_second: float | None) -> dict[str, float]:
+        sources = self.trainer.pipelines.values()
+        examples = sum(one.global_batch_size * one.batches_per_update for one in sources)
+        return {EXAMPLES_PER_SECOND: steps_per_second * examples} if steps_per_second else {}
 
     def _write(self, step: int, split: str, figures: Mapping[str, float]) -> None:
-        self._writers.write(step, self._trainer.epoch_at(step), split, figures)
+        """Writes figures; those of the machine are neither printed nor in the history."""
+        epoch = self.trainer.epoch_at(step)
+        for writer in self._writers:
+            writer.write(step, epoch, split, figures)
+        shown = {name: value for name, value in figures.items() if not is_measured(name)}
+        self.trainer.history.write(step, epoch, split, shown)
+        self.console.write(step, epoch, split, shown)
 
     def _training_figures(self) -> Mapping[str, float]:
         """Returns the figures that were logged at this step, or else those since the last log."""
         step, figures = self._logged
-        return figures if step == self._trainer.step else self._trainer.peek_metrics()
+        return figures if step == self.trainer.step else self.trainer.peek_metrics()
 
     def _evaluate(self, step: int) -> None:
-        figures = self._trainer.evaluate()
+        figures = self.trainer.evaluate()
         self._write(step, "eval", figures)
         if not math.isfinite(figures["loss"]):
             raise TrainingDiverged(
                 f"Training diverged by step {step:,}: the loss on the evaluation data is not "
                 "finite. Lower the learning rate, or clip the gradient."
             )
-        if step % (self._run_plan.eval_every or 1) == 0:
-            for name, plateau in self._plateaus.items():
-                if step > self._frozen_until[name] or not self._frozen_until[name]:
-                    self._observe(name, plateau, step, figures)
-            if self._early is not None:
-                self._early.add(step, figures[self._early.rule.metric])
-                # All workers do as the chief: their own figures could differ in the last bit.
-                if step < self._total and self._workers.broadcast(self._early.are_over):
-                    self._calls.stop()
+        if step % (self.plan.eval_every or 1) == 0:  # else due only to the end of the run
+            self._reduce_rates(step, figures)
+            if step < self._total and self._is_over():
+                self.trainer.request_stop()
         self._evaluated = (step, figures)
-        if self._checkpoints.would_be_best(figures):
+        if self._checkpoints is not None and self._checkpoints.would_be_best(figures):
             self._best_step = step
-        self._calls.after_evaluation(figures)
+        for callback in self.plan.calls:
+            if isinstance(callback, AfterEvaluation):
+                self._call(callback, "eval", lambda: figures)
+
+    def _reduce_rates(self, step: int, figures: Mapping[str, float]) -> None:
+        """Passes the metrics to the plateaus, and prints each reduction of a learning rate."""
+        trainer, frozen = self.trainer, frozen_until(self.trainer.optimizer)
+        for name, plateau in plateaus_of(trainer.optimizer).items():
+            if step <= frozen[name] and frozen[name]:
+                continue
+            # All workers use the chief's value: their own could differ in the last bit.
+            value = self._workers.broadcast_float(figures[plateau.metric])
+            best = plateau.state["best"].numpy()
+            optimizer = by_name(trainer.optimizer)[name]
+            made = int(optimizer.iterations.numpy())  # an own step may update more or less often
+            if plateau.observe(made, value):
+                rate, of = learning_rate_at(optimizer, made), "" if name == ONLY else f" of {name}"
+                self.console.line(
+                    f"Step {step:,}: {plateau.metric} {value:.6g} does not improve on {best:.6g}. "
+                    f"The learning rate{of} is reduced to {rate:.6g}."
+                )
+
+    def _call_every(self, callback: Callback, step: int) -> None:
+        self._call(callback, "train", self._training_figures)
+
+    def _call(
+        self, callback: Callback, split: str, figures: Figures, checkpoint: Path | None = None
+    ) -> None:
+        """Calls a callback, and logs its figures."""
+        moment = Moment(self.trainer, figures, checkpoint)
+        events = self.files.events if self.files is not None and moment.is_chief else None
+        with nullcontext() if events is None else events.summaries(split, moment.step):
+            values = callback(moment)
+        if values and checkpoint is not None:
+            raise ConfigError(
+                f"The callback {callback.name} returned figures after a save; a killed run would "
+                "lose them. Return them from Every or AfterEvaluation."
+            )
+        if values:
+            self._write(self.trainer.step, split, values)
 
     def _save_if_best(self, step: int) -> None:
-        """Saves after the best evaluation so far, with what actions and callbacks changed since."""
+        """Saves after the best evaluation so far, with what callbacks changed since."""
         if step == self._best_step:
             self._save(step)
 
-    def _observe(
-        self, name: str, plateau: ReduceOnPlateau, step: int, figures: dict[str, float]
-    ) -> None:
-        """Passes a metric to the plateau, and prints a reduction of the learning rate.
-
-        Not called for an evaluation that is due only to the end of the run.
-        """
-        # All workers use the chief's value: their own could differ in the last bit.
-        value = self._workers.broadcast_float(figures[plateau.metric])
-        best = plateau.state["best"].numpy()
-        optimizer = by_name(self._trainer.optimizer)[name]
-        made = int(optimizer.iterations.numpy())  # an own step may update more or less often
-        if plateau.observe(made, value):
-            rate, of = learning_rate_at(optimizer, made), "" if name == ONLY else f" of {name}"
-            self._console.line(
-                f"Step {step:,}: {plateau.metric} {value:.6g} does not improve on {best:.6g}. "
-                f"The learning rate{of} is reduced to {rate:.6g}."
-            )
-
     def _save(self, step: int, scheduled: bool = True) -> None:
+        self.trainer.check_finite()
+        if self._checkpoints is None:
+            return
         evaluated_at, figures = self._evaluated
-        figures = figures if evaluated_at == step else {}
-        self._trainer.check_finite()
-        saved = self._checkpoints.save(figures, scheduled, self._calls.ending())
-        if saved and self._calls.follow_saves and (path := self._checkpoints.written()):
-            self._calls.after_save(path)
+        saved = self._checkpoints.save(figures if evaluated_at == step else {}, scheduled)
+        after = [one for one in self.plan.calls if isinstance(one, AfterSave)]
+        if saved and after and (path := self._checkpoints.written()):
+            for callback in after:
+                self._call(callback, "train", self._training_figures, path)
 
-    def _ends_early(self, step: int) -> bool:
-        """Saves and returns True if the evaluations or a callback end the run."""
-        if step >= self._total:  # the same on all workers, unlike a signal
+    def _is_over(self) -> bool:
+        """Returns whether evaluations no longer improve, on all workers as on the chief."""
+        rule = self.plan.early_stopping
+        if rule is None:
             return False
-        if self._early is not None and self._workers.broadcast(self._early.are_over):
-            self._save(step)
-            self._console.line(f"The run ends early at step {step:,}: {self._early}.")
-            return True
-        if self._calls.ending() is None:
-            return False
-        self._save(step)
-        self._console.line(f"The run ends early at step {step:,}: {self._calls.reason}.")
-        return True
+        reason = rule.reason_to_end(self.trainer.history, self.plan.eval_every or 1)
+        if over := bool(self._workers.broadcast(bool(reason))):
+            self.console.line(f"The run ends early at step {self.trainer.step:,}: {reason}.")
+        return over
 
     def _stop_as_asked(self, step: int) -> None:
         """Saves and raises TrainingInterrupted, after `Trainer.train` returned early on request."""
-        signal = self._stop.received.name if self._stop and self._stop.received else "request"
+        signal = self.stop.received.name if self.stop and self.stop.received else "request"
         where = f"Training stopped on {signal} at step {step:,} of {self._total:,}"
         try:
             self._save(step, scheduled=False)
@@ -250,7 +329,7 @@ class OuterLoop:
                 "checkpoint."
             ) from error
         self._finish()
-        if isinstance(self._checkpoints, NoCheckpoints):
+        if self._checkpoints is None:
             raise TrainingInterrupted(
                 f"{where}. Nothing is saved without a model directory. The Trainer can train on."
             )
@@ -258,8 +337,9 @@ class OuterLoop:
 
     def _finish(self) -> None:
         """Waits for the chief's last write; raises on all workers if it failed."""
-        with self._workers.failing_together():
-            self._checkpoints.finish()
+        if self._checkpoints is not None:
+            with self._workers.failing_together():
+                self._checkpoints.finish()
 
     def _rewind(self, error: TrainingDiverged) -> None:
         """Restores the last scheduled checkpoint; skips the batches through the diverging one.
@@ -267,33 +347,121 @@ class OuterLoop:
         The rewind is a function of plan and data, unless a checkpoint was damaged or could not be
         written. A run that is stopped or killed during a rewind repeats it when it resumes.
         """
-        trainer = self._trainer
+        trainer = self.trainer
         state, rewinds = trainer.state, int(trainer.state.rewinds)
-        if rewinds >= self._run_plan.max_rewinds:
+        if rewinds >= self.plan.max_rewinds:
             raise TrainingDiverged(
                 f"{error} The run has already made {rewinds} rewinds, as many as "
                 "RunPlan.max_rewinds allows."
             ) from error
         rates = constant_rates(trainer.optimizer)
-        restored = self._checkpoints.restore_latest(scheduled=True)
-        if restored is None:
+        saved = self._checkpoints
+        if saved is None or saved.restore_latest(scheduled=True) is None:
             raise TrainingDiverged(f"{error} There is no checkpoint to rewind to.") from error
         first = int(trainer.state.batches)
         end = int(state.batches) - max(0, int(state.diverged_for) - 1)
         trainer.restore(trainer.state.skipping_to(end, rewinds + 1))
-        self._writers.drop_after(trainer.step)
+        if self.files is not None and self._workers.is_chief:
+            self.files.json_lines.drop_after(trainer.step)
         self._evaluated, self._logged, self._best_step = (-1, {}), (-1, {}), -1
-        self._calls.forget_end()
-        if self._stop is not None and self._stop.received:
-            trainer.request_stop()  # the signal's own request may have been dropped too
-        if self._early is not None:
-            self._early.drop_after(trainer.step)
-        self._console.line(
+        trainer.withdraw_stop()  # of evaluations that are made again
+        if self.stop is not None and self.stop.received:
+            trainer.request_stop()
+        self.console.line(
             f"{error}\nThe run rewinds to step {trainer.step:,} and skips the batches {first:,} to "
-            f"{end - 1:,}. This is rewind {rewinds + 1} of {self._run_plan.max_rewinds}."
+            f"{end - 1:,}. This is rewind {rewinds + 1} of {self.plan.max_rewinds}."
         )
-        report_restored_rates(rates, trainer.optimizer, self._console.line)
+        report_restored_rates(rates, trainer.optimizer, self.console.line)
 
-    def _add_speed(self, figures: dict[str, float], steps_per_second: float | None) -> None:
-        if steps_per_second is not None:
-            figures[EXAMPLES_PER_SECOND] = steps_per_second * self._examples_per_step
+
+def warm_start(trainer: Trainer, run_plan: RunPlan, console: RunConsole) -> None:
+    """Applies the plan's warm start, if any, and prints the matches.
+
+    Raises:
+      ConfigError: As `WarmStart.apply` does.
+    """
+    if run_plan.warm_start is not None:
+        if trainer.model is None:
+            raise ConfigError("WarmStart needs a task with a `model`. Remove RunPlan.warm_start.")
+        console.line(str(run_plan.warm_start.apply(trainer.model, trainer.averages)))
+
+
+def check_profile(steps: tuple[int, int] | None, total: int) -> None:
+    """Raises ConfigError if the steps to profile are no range of steps of a run; None passes."""
+    if steps is None:
+        return
+    integers = isinstance(steps, tuple | list) and [type(one) for one in steps] == [int, int]
+    if not integers or not 0 <= steps[0] < steps[1] <= total:
+        raise ConfigError(
+            "profile must be two steps of the run, the smaller one first, such as (100, 110) for "
+            f"the updates after step 100 up to step 110, got {steps!r:.60} for {total:,} steps."
+        )
+
+
+class Profile:
+    """A profile of a range of updates; an action that ends loops at both ends of the range.
+
+    Use it on all workers, in eager, cross-replica context. Each worker writes the profile of its
+    own devices. The loops meanwhile do not count for the speed. A failure of the profiler is
+    reported and does not end the run.
+    """
+
+    def __init__(
+        self,
+        files: Files | None,
+        steps: tuple[int, int] | None,
+        trainer: Trainer,
+        report: Callable[[str], None],
+    ):
+        """Keeps the arguments; profiles nothing yet.
+
+        Args:
+          files: The files of the run; without any, there is no profile.
+          steps: The step to begin after and the last step to profile; None profiles nothing.
+          trainer: The trainer.
+          report: Prints a line.
+        """
+        self._files = files
+        self._steps = (-1, -1) if steps is None or files is None else steps
+        self._trainer = trainer
+        self._report = report
+        self._folder: str | None = None  # of the profile in progress
+
+    def begin(self, step: int) -> None:
+        """Begins the profile if it is due before the next loop."""
+        if self._folder is None and self._files and self._steps[0] <= step < self._steps[1]:
+            workers, folder = (
+                Workers(self._trainer.strategy),
+                self._files.directory.path / "profile",
+            )
+            folder = folder if workers.number == 1 else folder / f"worker-{workers.index}"
+            # TensorFlow names a profile by the second, and would overwrite an earlier one.
+            self._folder, self._trainer.pace.counts = str(folder / f"after-step-{step}"), False
+            level = 2 if tf.config.get_visible_devices("GPU") else 3  # on CPUs all operations
+            options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=level)
+            self._try(tf.profiler.experimental.start, self._folder, options)
+
+    def next_step(self, step: int) -> int | None:
+        """Returns the next end of the range. The same on all workers, unlike a request."""
+        return next((one for one in self._steps if one > step), None)
+
+    def __call__(self, step: int) -> None:
+        """Ends the profile if it is due."""
+        if step >= self._steps[1]:
+            self.end(step)
+
+    def end(self, step: int) -> None:
+        """Writes the profile in progress, if there is one; `step` is the one reached."""
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            self._trainer.pace.counts = True
+            if self._steps[1] > 0:
+                self._try(tf.profiler.experimental.stop)
+                self._report(f"The profile up to step {step:,} is in {folder}, for TensorBoard.")
+
+    def _try(self, call: Callable[..., None], *arguments: object) -> None:
+        try:
+            call(*arguments)
+        except (tf.errors.OpError, OSError) as error:
+            self._steps = (-1, -1)  # else the next loop would try again
+            self._report(f"There is no profile: {error!s:.200} Training continues.")

@@ -1,18 +1,36 @@
-"""The plan of a run: its length, the periods of its actions, divergence and warm start."""
+"""The parts of a run: its plan, its place on devices, its Trainer from the config, its files.
+
+STEPS_PER_EPOCH and TOTAL_STEPS follow from the training data, the batch size and the length of the
+run, which are built first. The plan and the Trainer, which may use these macros, are built
+afterwards. Reading one before it is set is an error: a None would look like a setting left out.
+"""
 
 import dataclasses
-from collections.abc import Sequence
+import re
+import secrets
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from ddl.callbacks.calling import checked_callbacks
-from ddl.callbacks.early_stopping import EarlyStopping
-from ddl.callbacks.schedule import Callback
+import tensorflow as tf
+
+from ddl import config
+from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.checkpoints.retention import Retention
 from ddl.checkpoints.warm_start import WarmStart
-from ddl.choices import check_above_0, check_train_steps
+from ddl.choices import LARGEST_STEP, JitCompile, check_positive
+from ddl.data.conversion import sources_by_name
+from ddl.data.pipeline import BatchPipeline
+from ddl.distribution.communication import Communication
+from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, check_choice
-from ddl.optimizers.lengths import epochs_to_steps
-from ddl.run.trackers.tracker import Tracker, checked_trackers
+from ddl.optimizers.plateau import plateaus_of
+from ddl.optimizers.schedules import epochs_to_steps
+from ddl.run.callbacks import AfterEvaluation, Callback, EarlyStopping, checked_callbacks
+from ddl.run.directory import RunDirectory
+from ddl.run.trackers import checked_trackers
+from ddl.run.writers import JsonLinesWriter, TensorBoardWriter
+from ddl.training.checks import sizes_by_source
+from ddl.training.trainer import Trainer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,16 +50,14 @@ class RunPlan:
       max_rewinds: Maximum number of rewinds in a run.
       warm_start: Source of a new run's initial weights; None keeps the initializers'. A resumed
         run ignores it.
-      early_stopping: Ends the run when its evaluations no longer improve; None trains to the end.
-        An `EarlyStopping` among the callbacks is taken out of them and put here.
-      callbacks: Functions to call between loops, after evaluations and after saves.
+      callbacks: Functions to call between loops, after evaluations and after saves, and an
+        `EarlyStopping`; see `ddl.callbacks`.
       trackers: Services that get the figures of the run, such as `@MLflow()`.
 
     Raises:
-      ConfigError: If a value is not positive, `callbacks` holds something else or two
-        `EarlyStopping`, `trackers` holds something else, `train_steps` is above 2^53, not exactly
-        one length is given, `on_divergence` is unknown, or `retention.every` is not a multiple of
-        `checkpoint_every`.
+      ConfigError: If a value is not positive, `callbacks` or `trackers` hold something else,
+        `train_steps` is above 2^53, not exactly one length is given, `on_divergence` is unknown, or
+        `retention.every` is not a multiple of `checkpoint_every`.
     """
 
     train_steps: int | None = None
@@ -53,64 +69,46 @@ class RunPlan:
     on_divergence: Literal["stop", "rewind"] = "stop"
     max_rewinds: int = 3
     warm_start: WarmStart | None = None
-    early_stopping: EarlyStopping | None = None
     callbacks: Sequence[Callback | EarlyStopping] = ()
     trackers: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
-        trackers: tuple[Tracker, ...] = checked_trackers(self.trackers, "RunPlan.trackers")
-        object.__setattr__(self, "trackers", trackers)
-        self._take_early_stopping()
+        object.__setattr__(self, "callbacks", checked_callbacks(self.callbacks))
+        object.__setattr__(self, "trackers", checked_trackers(self.trackers))
         if (self.train_steps is None) == (self.train_epochs is None):
             remedy = "Set one of them." if self.train_steps is None else "Set one of them to None."
             raise ConfigError(
-                "Exactly one of TRAIN_STEPS and TRAIN_EPOCHS must be set, got TRAIN_STEPS = "
+                "A run needs a length, either train_steps or train_epochs, got TRAIN_STEPS = "
                 f"{self.train_steps} and TRAIN_EPOCHS = {self.train_epochs}. {remedy}"
             )
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, (int, float)):
-                check_above_0(f"RunPlan.{field.name}", value)
-        check_train_steps(self.train_steps)
-        self._check_retention()
-        check_choice("RunPlan.on_divergence", self.on_divergence, ("stop", "rewind"))
-
-    def _take_early_stopping(self) -> None:
-        """Moves an `EarlyStopping` out of `callbacks`."""
-        given = checked_callbacks(self.callbacks, "RunPlan.callbacks", EarlyStopping)
-        rules = [one for one in given if isinstance(one, EarlyStopping)]
-        if self.early_stopping is not None:
-            rules.append(self.early_stopping)
-        if len(rules) > 1:
+        for name in ("train_steps", "eval_every", "checkpoint_every", "log_every", "max_rewinds"):
+            value = getattr(self, name)
+            if type(value) is not int and (value is not None or name == "log_every"):
+                raise ConfigError(f"RunPlan.{name} must be an integer, got {value!r:.60}.")
+            check_positive(f"RunPlan.{name}", value)
+        check_positive("RunPlan.train_epochs", self.train_epochs)
+        if (self.train_steps or 0) > LARGEST_STEP:
             raise ConfigError(
-                f"A run has one EarlyStopping, got {len(rules)}. Leave {len(rules) - 1} out of "
-                "RunPlan.callbacks and RunPlan.early_stopping."
+                f"RunPlan.train_steps must be at most 2^53 = {LARGEST_STEP:,}, got "
+                f"{self.train_steps:,}. Set TRAIN_STEPS to a smaller number."
             )
-        object.__setattr__(self, "early_stopping", rules[0] if rules else None)
-        others = tuple(one for one in given if not isinstance(one, EarlyStopping))
-        object.__setattr__(self, "callbacks", others)
+        check_choice("RunPlan.on_divergence", self.on_divergence, ("stop", "rewind"))
+        every, saved_every = self.retention.every, self.checkpoint_every
+        if every is not None and (saved_every is None or every % saved_every):
+            raise ConfigError(
+                f"Retention.every must be a multiple of CHECKPOINT_EVERY = {saved_every}, since no "
+                f"other steps are saved, got {every}. Change one of the two."
+            )
 
     @property
     def calls(self) -> tuple[Callback, ...]:
         """The callbacks, without an `EarlyStopping`."""
         return tuple(one for one in self.callbacks if isinstance(one, Callback))
 
-    def _check_retention(self) -> None:
-        """Raises ConfigError if `retention.every` names steps that are never saved."""
-        every, saved_every = self.retention.every, self.checkpoint_every
-        if every is None or (saved_every is not None and every % saved_every == 0):
-            return
-        if saved_every is None:
-            raise ConfigError(
-                f"Retention.every is {every:,}, but CHECKPOINT_EVERY is None, so only the last "
-                f"step is saved. Set CHECKPOINT_EVERY = {every}, or Retention.every = None."
-            )
-        nearest = max(1, round(every / saved_every)) * saved_every
-        raise ConfigError(
-            f"Retention.every must be a multiple of CHECKPOINT_EVERY = {saved_every}, since no "
-            f"other steps are saved, got {every}. Set Retention.every = {nearest}, or change "
-            "CHECKPOINT_EVERY."
-        )
+    @property
+    def early_stopping(self) -> EarlyStopping | None:
+        """The `EarlyStopping` among the callbacks, if any."""
+        return next((one for one in self.callbacks if isinstance(one, EarlyStopping)), None)
 
     def total_steps(self, steps_per_epoch: int | None) -> int:
         """Returns the length of the run in steps; a fraction of a batch counts as a whole one.
@@ -126,3 +124,211 @@ class RunPlan:
                 "TRAIN_STEPS, or pass the number of examples: ddl.data.stream(…, length=…)."
             )
         return epochs_to_steps(self.train_epochs, steps_per_epoch)
+
+    def check(self, trainer: Trainer, evaluates: bool) -> None:
+        """Checks that the run is possible with the trainer.
+
+        Args:
+          trainer: The trainer.
+          evaluates: Whether the run evaluates.
+
+        Raises:
+          ConfigError: If something needs evaluations, or a metric that they do not report.
+        """
+        check_metric("Retention.best_metric", self.retention.best_metric, trainer)
+        if self.early_stopping is not None:
+            check_metric("EarlyStopping.metric", self.early_stopping.metric, trainer)
+        after = any(isinstance(one, AfterEvaluation) for one in self.calls)
+        if (self.eval_every is not None or after) and not trainer.has_eval_data:
+            raise ConfigError(
+                "EVAL_EVERY and AfterEvaluation need evaluations, but there is no data to evaluate "
+                "on. Bind Trainer.eval_data, or set EVAL_EVERY = None and leave the callback out."
+            )
+        for plateau in plateaus_of(trainer.optimizer).values():
+            check_metric("ReduceOnPlateau.metric", plateau.metric, trainer)
+            if not evaluates or self.eval_every is None:
+                raise ConfigError(
+                    "ReduceOnPlateau needs evaluations during training. Pass "
+                    "--mode=train_and_eval, and set EVAL_EVERY to a number of steps, got "
+                    f"{self.eval_every}."
+                )
+
+
+def check_metric(parameter: str, metric: str | None, trainer: Trainer) -> None:
+    """Raises ConfigError if evaluations do not report the metric of a parameter; None passes."""
+    if metric is not None and not trainer.has_eval_data:
+        raise ConfigError(
+            f"{parameter} is {metric!r}, but there is no data to evaluate on. Bind "
+            f"Trainer.eval_data, or leave {parameter} out."
+        )
+    if metric is not None and metric not in trainer.eval_metric_names:
+        raise ConfigError(
+            f"{parameter} must be a metric of the evaluation "
+            f"({', '.join(trainer.eval_metric_names)}), got {metric!r}."
+        )
+
+
+LENGTHS = ("STEPS_PER_EPOCH", "TOTAL_STEPS")
+
+
+def withhold_lengths() -> None:
+    """Makes it an error to read a macro that the config leaves open before `resolve_lengths`."""
+    for name in LENGTHS:
+        if config.get_macro(name) is None:
+            config.withhold_macro(
+                name,
+                f"%{name} is used before its value is known. It follows from the training data, "
+                "the batch size and the length of the run; neither these nor SEED and PRECISION "
+                "may use it. Write a number instead.",
+            )
+
+
+def resolve_lengths() -> None:
+    """Sets STEPS_PER_EPOCH and TOTAL_STEPS unless given. Call it in the strategy's scope.
+
+    Raises:
+      ConfigError: If the data, the batch size or the length of the run use them.
+    """
+    data = config.build_bound("Trainer", "train_data")
+    batch = config.build_bound("Trainer", "global_batch_size")
+    found: dict[str, int | None] = dict.fromkeys(LENGTHS)  # the Trainer reports what is missing
+    if data is not None and batch is not None:
+        sources = sources_by_name(data)
+        name, first = next(iter(sources.items()))
+        pipeline = BatchPipeline(first, sizes_by_source(batch, [*sources])[name])
+        train_epochs = config.build_bound("RunPlan", "train_epochs")
+        if train_epochs is not None:
+            pipeline.count_examples()
+        # A step may read several batches in each update; the config then gives the number.
+        steps_per_epoch = config.get_macro("STEPS_PER_EPOCH") or pipeline.steps_per_epoch
+        train_steps = config.build_bound("RunPlan", "train_steps")
+        plan = RunPlan(train_steps=train_steps, train_epochs=train_epochs)
+        found = dict(
+            zip(LENGTHS, (steps_per_epoch, plan.total_steps(steps_per_epoch)), strict=True)
+        )
+    for name, value in found.items():
+        if config.get_macro(name) is None:  # not given, or withheld
+            config.set_macro(name, value)
+
+
+def check_lengths(run_plan: RunPlan, trainer: Trainer) -> None:
+    """Raises ConfigError if the macros are not the lengths of the data and of the run."""
+    steps_per_epoch = trainer.steps_per_epoch
+    total = run_plan.total_steps(steps_per_epoch)
+    for name, value in zip(LENGTHS, (steps_per_epoch, total), strict=True):
+        given = config.get_macro(name)
+        if value is not None and given != value:
+            raise ConfigError(
+                f"{name} must be {value}, as follows from the data, the batch size, the length of "
+                "the run, and the number of batches that the step reads in each update "
+                f"(update.next), got {given}. Add {name} = {value} to the config, or remove the "
+                "binding."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """The settings of a run that come from flags, as arguments of the Trainer.
+
+    Synchronous strategies compute the same updates up to rounding. Under a
+    ParameterServerStrategy updates are asynchronous.
+
+    Attributes:
+      strategy: The `tf.distribute` strategy.
+      communication: Settings of the gradients' all-reduce.
+      steps_per_loop: Updates per Python call; None adapts the number.
+      data_on_device: Whether data arrays are kept on the devices; "auto" decides by size.
+      jit_compile: Whether XLA compiles the updates; "auto" does on GPUs.
+      shard_optimizer_state: Whether each replica keeps the slots of its share of the weights alone.
+    """
+
+    strategy: tf.distribute.Strategy
+    communication: Communication = dataclasses.field(default_factory=Communication)
+    steps_per_loop: int | None = None
+    data_on_device: bool | Literal["auto"] = "auto"
+    jit_compile: JitCompile = "auto"
+    shard_optimizer_state: bool = False
+
+
+def build(
+    placement: Placement, workers: Workers, directory: RunDirectory | None = None
+) -> tuple[RunPlan, Trainer]:
+    """Builds the run plan and the Trainer from the loaded config.
+
+    Enters the strategy's scope. Call it on all workers, in eager, cross-replica context.
+
+    Args:
+      placement: Strategy, communication and the other settings from flags.
+      workers: The workers of the strategy.
+      directory: Directory of the run; its saved seed is used if the config binds none.
+
+    Raises:
+      DdlError: For errors that the user can fix, such as a ConfigError or a DataError.
+    """
+    withhold_lengths()
+    _resolve_seed(directory, workers)
+    with placement.strategy.scope():
+        config.build("set_numerics")
+        resolve_lengths()
+        trainer = config.build("Trainer", **vars(placement))
+        # Building the plan would report a mistyped metric as one without a direction.
+        metric = config.build_bound("Retention", "best_metric")
+        check_metric("Retention.best_metric", metric, trainer)
+        # Used in every mode, so that a config may bind what another mode needs.
+        config.build_bound("Predictions", "data")
+        config.build("Predictions")
+        run_plan = config.build("RunPlan")
+        check_lengths(run_plan, trainer)
+        return run_plan, trainer
+
+
+def _resolve_seed(directory: RunDirectory | None, workers: Workers) -> None:
+    """Binds SEED if the config does not: to the saved config's seed, or to a random one.
+
+    All workers take the chief's seed.
+    """
+    if config.get_macro("SEED") is not None:
+        return
+    saved = (directory.saved_config() if directory else None) or ""
+    earlier = re.search(r"^SEED = (\d+)", saved, re.MULTILINE)
+    seed = int(earlier[1]) if earlier else secrets.randbelow(2**31)
+    config.set_macro("SEED", workers.broadcast(seed))
+
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """The files of a run, without the config.
+
+    Attributes:
+      directory: The directory.
+      json_lines: Writes metrics.jsonl.
+      events: Writes TensorBoard's event files.
+      checkpoints: The checkpoints of the run's trainer.
+    """
+
+    directory: RunDirectory
+    json_lines: JsonLinesWriter
+    events: TensorBoardWriter
+    checkpoints: Checkpoints
+
+    @classmethod
+    def of(
+        cls,
+        directory: RunDirectory,
+        trainer: Trainer,
+        run_plan: RunPlan | None,
+        report: Callable[[str], None],
+    ) -> "Files":
+        """Returns the files of a run in a directory. Creates nothing on disk."""
+        json_lines = JsonLinesWriter(directory.metrics, report)
+        calls = () if run_plan is None else run_plan.calls
+        holders = {id(one.holder): one.holder for one in calls if one.holder is not None}
+        checkpoints = Checkpoints(
+            directory.checkpoints,
+            trainer,
+            None if run_plan is None else run_plan.retention,
+            report=report,
+            before_write=json_lines.sync,
+            callbacks=[*holders.values()],
+        )
+        return cls(directory, json_lines, TensorBoardWriter(directory.path, report), checkpoints)

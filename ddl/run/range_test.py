@@ -96,20 +96,19 @@ def _optimizer_of(trainer: Trainer) -> keras.optimizers.Optimizer:
     """Returns the optimizer whose rate is tested, or raises ConfigError."""
     if traits_of(trainer.strategy).several_processes:
         raise ConfigError("find_learning_rate runs in one process. Call it without a cluster.")
-    optimizers = by_name(trainer.optimizer)
-    if len(optimizers) > 1 or "loss" not in trainer.metric_names:
+    optimizers = [*by_name(trainer.optimizer).values()]
+    rate = optimizers[0]._learning_rate
+    if (
+        len(optimizers) > 1
+        or "loss" not in trainer.metric_names
+        or not isinstance(rate, keras.Variable)
+    ):
         raise ConfigError(
-            "find_learning_rate varies one rate and watches one loss, got a trainer with the "
-            f"optimizers {', '.join(optimizers)} and the figures {', '.join(trainer.metric_names)}."
+            "find_learning_rate needs one loss and one optimizer whose learning rate is a number, "
+            f"got {len(optimizers)} optimizers and {type(rate).__name__}. Pass a trainer with an "
+            "optimizer such as keras.optimizers.SGD(0.1)."
         )
-    (optimizer,) = optimizers.values()
-    if not isinstance(rate := optimizer._learning_rate, keras.Variable):
-        raise ConfigError(
-            "find_learning_rate needs a learning rate that is a number, got "
-            f"{type(rate).__name__}. Pass a trainer whose optimizer has no schedule, such as "
-            "keras.optimizers.SGD(0.1)."
-        )
-    return optimizer
+    return optimizers[0]
 
 
 def _smooth(values: np.ndarray, width: float) -> np.ndarray:

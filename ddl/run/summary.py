@@ -1,28 +1,46 @@
-"""The start-up summary of a run, and notes on its strategy."""
+"""The start-up summary of a run, notes on where it runs, and its learning rates."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from ddl import config
 from ddl.data.pipeline import BatchPipeline
-from ddl.distribution.devices import describe_devices
+from ddl.distribution.devices import describe_devices, replica_devices
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError
 from ddl.optimizers.groups import ONLY, by_name, frozen_until
-from ddl.run.checks.gpu_notes import gpu_notes
-from ddl.run.checks.learning_rate import learning_rate_summary
-from ddl.run.checks.servers import bytes_of_servers, unevenly_held
+from ddl.optimizers.learning_rate import LearningRate, learning_rate_at
+from ddl.optimizers.plateau import plateau_of
 from ddl.tasks.parts import models_of
 from ddl.training.trainer import Trainer
 
 
 def notes(trainer: Trainer) -> list[str]:
-    """Returns notes on strategy, servers, GPUs, and on the memory that an own step takes."""
+    """Returns notes on the strategy, and on rounding and repetition on GPUs."""
     found = [note] if (note := traits_of(trainer.strategy).note) else []
-    found += unevenly_held(trainer)
-    return [*found, *gpu_notes(trainer.strategy, trainer.training_layers)]
+    if not any("GPU" in device.upper() for device in replica_devices(trainer.strategy)):
+        return found
+    on = tf.config.experimental.tensor_float_32_execution_enabled()
+    if on or keras.config.dtype_policy().name == "float32":
+        found.append(
+            "TF32 is on: GPUs from Ampere on round float32 inputs of matrix products to 10 bits of "
+            "mantissa. --tf32=off computes in float32."
+            if on
+            else "TF32 is off. --tf32=on makes matrix products several times faster on GPUs from "
+            "Ampere on, with inputs rounded to 10 bits of mantissa."
+        )
+    if not is_op_determinism_enabled():
+        found.append(
+            "Without --deterministic_ops some operations on GPUs add in varying order: a repeated "
+            "or resumed run agrees up to rounding, not bit for bit."
+        )
+    return found
 
 
 def summary(trainer: Trainer, total: int) -> dict[str, str]:
@@ -33,40 +51,30 @@ def summary(trainer: Trainer, total: int) -> dict[str, str]:
       total: Length of the run in steps.
 
     Raises:
-      ConfigError: If the learning rate is unusable; see `learning_rate_summary`.
+      ConfigError: If a learning rate is unusable, or a parameter group stays frozen.
     """
-    replicas = trainer.strategy.num_replicas_in_sync
-    models = ", ".join(
-        f"{model.name}, {_parameters(model):,} trainable parameters"
+    replicas, steps_per_epoch = trainer.strategy.num_replicas_in_sync, trainer.steps_per_epoch
+    models = [
+        f"{model.name}, {sum(int(np.prod(v.shape)) for v in model.trainable_variables):,} "
+        "trainable parameters"
         for model in models_of(trainer.task).values()
-    )
-    steps_per_epoch = trainer.steps_per_epoch
+    ]
+    sources = trainer.pipelines.items()
+    epochs = f" ({total / steps_per_epoch:.1f} epochs)" if steps_per_epoch else ""
     return {
         "devices": f"{describe_devices(trainer.strategy)}, {type(trainer.strategy).__name__}",
-        **bytes_of_servers(trainer),
         "replicas": str(replicas),
-        "global batch size": _of_sources(trainer, lambda pipeline: _split(pipeline, replicas)),
-        "batch per replica": _of_sources(
-            trainer, lambda pipeline: f"{pipeline.global_batch_size // replicas:,}"
+        "global batch size": "; ".join(
+            f"{n} {_batch(one, replicas)}".strip() for n, one in sources
         ),
         "precision": keras.config.dtype_policy().name,
-        "model": models,
-        "training data": _of_sources(
-            trainer,
-            _examples,
-        ),
+        "model": ", ".join(models),
+        "training data": "; ".join(f"{name} {_examples(one)}".strip() for name, one in sources),
         "weight average": str(trainer.averages.rule) if trainer.averages else "none",
-        "steps": f"{total:,}"
-        + (f" ({total / steps_per_epoch:.1f} epochs)" if steps_per_epoch else ""),
+        "steps": f"{total:,}{epochs}",
         **_learning_rates(trainer, total),
         "seed": str(config.get_macro("SEED")),
     }
-
-
-def _of_sources(trainer: Trainer, describe: Callable[[BatchPipeline], str]) -> str:
-    """Describes the sources of training data; with its name, if there are several."""
-    described = {name: describe(pipeline) for name, pipeline in trainer.pipelines.items()}
-    return "; ".join(f"{name} {text}" if name else text for name, text in described.items())
 
 
 def _examples(pipeline: BatchPipeline) -> str:
@@ -75,45 +83,94 @@ def _examples(pipeline: BatchPipeline) -> str:
     return f"{pipeline.num_examples:,} examples, {pipeline.steps_per_epoch:,} steps per epoch"
 
 
-def _split(pipeline: BatchPipeline, replicas: int) -> str:
+def _batch(pipeline: BatchPipeline, replicas: int) -> str:
     """Describes how the batches of an update are divided."""
-    parts = [
-        f"{number} {what} × "
-        for number, what in ((replicas, "replicas"), (pipeline.microbatches, "microbatches"))
-        if number > 1
-    ]
-    size = pipeline.global_batch_size
-    rest = f" = {''.join(parts)}{size // replicas // pipeline.microbatches:,}" if parts else ""
-    several = pipeline.batches_per_update
-    return f"{several} × {size:,}{rest}" if several > 1 else f"{size:,}{rest}"
-
-
-def _parameters(model: keras.Model) -> int:
-    return sum(int(np.prod(v.shape)) for v in model.trainable_variables)
+    size, each = pipeline.global_batch_size, pipeline.microbatches
+    several = f"{pipeline.batches_per_update} × " if pipeline.batches_per_update > 1 else ""
+    if replicas * each == 1:
+        return f"{several}{size:,}"
+    microbatches = f" × {each} microbatches" if each > 1 else ""
+    return (
+        f"{several}{size:,} = {replicas} replicas{microbatches} × {size // replicas // each:,}, "
+        f"{size // replicas:,} per replica"
+    )
 
 
 def _learning_rates(trainer: Trainer, total: int) -> dict[str, str]:
-    """Describes the learning rate of each optimizer.
-
-    Raises:
-      ConfigError: If a rate is unusable, or a parameter group stays frozen.
-    """
+    """Describes the learning rate of each optimizer; refuses one that is unusable."""
     described: dict[str, str] = {}
     frozen = frozen_until(trainer.optimizer)
     for name, optimizer in by_name(trainer.optimizer).items():
-        of = "" if name == ONLY else f" ({name})"
-        updates = trainer.updates_per_step[name]
         if (first := frozen[name]) >= total > 0:
             raise ConfigError(
                 f"The parameter group {name!r} is frozen until step {first:,}, but the run ends at "
                 f"step {total:,}, so it would never be trained. Lower Group.frozen_until, train "
                 "longer, or freeze its layers with trainable = False."
             )
-        texts = learning_rate_summary(optimizer, (total - first) * (updates or 1))
-        if first:
-            texts["frozen"] = f"until step {first:,}; the schedule begins there"
-        if updates != 1:
-            often = "depends on the step" if updates is None else f"{updates} each step"
-            texts["updates"] = f"{often}; the learning rate follows the optimizer's own count"
+        texts = _learning_rate(optimizer, (total - first) * (trainer.updates_per_step[name] or 1))
+        of = "" if name == ONLY else f" ({name})"
         described |= {f"{what}{of}": text for what, text in texts.items()}
     return described
+
+
+def _learning_rate(optimizer: keras.optimizers.Optimizer, steps: int) -> dict[str, str]:
+    """Describes a learning rate over a run; refuses one that is unusable at a sampled step."""
+    plateau = plateau_of(optimizer)
+    schedule = plateau.schedule if plateau else optimizer._learning_rate
+    sampled = {round(place * max(steps - 1, 0) / 20) for place in range(21)}
+    description = {}
+    if isinstance(schedule, LearningRate):
+        if schedule.warmup_steps >= steps:
+            raise ConfigError(
+                f"The warm-up must be shorter than the run of {steps:,} updates, got "
+                f"{schedule.warmup_steps:,} warm-up updates. Lower WARMUP_STEPS or WARMUP_EPOCHS, "
+                "or train longer."
+            )
+        sampled.add(schedule.warmup_steps)
+        description = schedule.description()
+    if plateau is not None:
+        description["on a plateau"] = plateau.description()
+    rates = {step: learning_rate_at(optimizer, step) for step in sorted(sampled)}
+    for step, rate in rates.items():
+        if not 0 <= rate < math.inf:
+            raise ConfigError(
+                f"The learning rate must be finite and at least 0, got {rate:g} at update {step:,}."
+                " Check LEARNING_RATE and the arguments of the schedule."
+            )
+    peak, last = max(rates.values()), rates[max(steps - 1, 0)]
+    if not peak > 0:
+        raise ConfigError("The learning rate is 0 at each update, got 0. Raise LEARNING_RATE.")
+    end = f", {last:.6g} at the end" if last != peak else ""
+    return {"learning rate": f"{peak:.6g} at its peak{end}", **description}
+
+
+def constant_rates(optimizer: Any) -> dict[str, float]:
+    """Returns the rate of each optimizer whose rate is a number, by its name.
+
+    Args:
+      optimizer: A trainer's optimizer, groups, or a dict of these.
+    """
+    return {
+        name: float(own._learning_rate.numpy())
+        for name, own in by_name(optimizer).items()
+        if isinstance(own._learning_rate, keras.Variable)
+    }
+
+
+def report_restored_rates(
+    before: Mapping[str, float], optimizer: Any, report: Callable[[str], None]
+) -> None:
+    """Reports each rate that a restored checkpoint has changed.
+
+    Args:
+      before: `constant_rates` before the restore.
+      optimizer: As for `constant_rates`.
+      report: Called with a line of text.
+    """
+    for name, now in constant_rates(optimizer).items():
+        if before[name] != now:
+            report(
+                f"The learning rate{f' of {name!r}' if name else ''} is now {now:g}, as in the "
+                f"checkpoint, and no longer {before[name]:g}. To train on with another, assign to "
+                "optimizer.learning_rate after the restore, and call ddl.fit again."
+            )

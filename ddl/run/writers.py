@@ -1,31 +1,30 @@
-"""Writers of metrics: lines of JSON, and the interface that all writers share."""
+"""Writers of the figures of a run: lines of JSON, and TensorBoard's event files."""
 
-import errno
 import fcntl
 import json
 import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
+import tensorflow as tf
 from absl import logging
+from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
 from ddl.checkpoints.durable_files import sync, write_atomically
 from ddl.errors import ModelDirectoryError
-from ddl.figures import is_measured
-from ddl.files import open_itself, unwritable
-from ddl.run.event_files import TensorBoardWriter
-from ddl.run.metric_lines import chunks, parsed, start_of_last_line
-
-__all__ = ["JsonLinesWriter", "TensorBoardWriter", "WithoutMeasured", "Writer", "Writers"]
+from ddl.figures import EXAMPLES_PER_SECOND, is_measured
+from ddl.run.directory import RunDirectory, naming
 
 # Attempts to open a file that others replace, a millisecond apart.
 _ATTEMPTS = 2000
+_SESSION = ".hparams"  # suffix of the event files of the HParams tab
 
 
 class Writer(Protocol):
@@ -42,14 +41,6 @@ class Writer(Protocol):
         """
         ...
 
-    def drop_after(self, last_step: int) -> None:
-        """Drops the metrics of steps after `last_step`, which the run repeats."""
-        ...
-
-    def close(self) -> None:
-        """Writes pending metrics and releases files."""
-        ...
-
 
 class JsonLinesWriter:
     """Appends one JSON object per line. A value that is not finite becomes null.
@@ -63,128 +54,97 @@ class JsonLinesWriter:
         """Keeps the path. Lines are appended to an existing file.
 
         Args:
-          path: The file.
+          path: The file; a link to one is followed.
           report: Called with a message when writes begin to fail, and when a cut-off line is
             removed.
         """
-        self._path = path
+        self._path = Path(os.path.realpath(path))
         self._report = report
         self._waiting: list[str] = []
         self._lock = threading.Lock()  # the checkpoint thread calls `sync`
 
-    def check(self) -> None:
-        """Raises ModelDirectoryError if the file is unreadable or has a line not written by ddl.
-
-        A link is refused here too, since its lines would only wait for a file that can be written.
-        """
-        if self._path.is_symlink():
-            raise self._error(
-                OSError(errno.ELOOP, "it is a symbolic link; ddl needs the file itself")
-            )
-        for _ in chunks(self._path):
-            pass
-
-    def has(self, step: int, split: str, names: Iterable[str]) -> bool:
-        """Returns whether the file has a line of this step and split with all these metrics.
-
-        Raises:
-          ModelDirectoryError: As `check` does.
-        """
-        return any(
-            values["step"] == step and values.get("split") == split and values.keys() >= set(names)
-            for chunk in chunks(self._path)
-            if chunk.steps is None or step in chunk.steps
-            for _, values in chunk.lines()
-        )
-
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yields the values of each line.
+        """Yields the values of each whole line.
 
         Raises:
-          ModelDirectoryError: As `check` does.
+          ModelDirectoryError: If the file cannot be read, or ddl did not write a line.
         """
-        yield from (values for chunk in chunks(self._path) for _, values in chunk.lines())
+        if not self._path.exists():
+            return
+        with naming(str(self._path)), self._path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip() and line.endswith(b"\n"):
+                    if not _is_whole(line):
+                        raise ModelDirectoryError(
+                            f"{self._path}:{number} must be a JSON object with a step, as ddl "
+                            "writes it. Correct or remove the line."
+                        )
+                    yield json.loads(line)
 
     def drop_after(self, last_step: int) -> None:
-        """Drops the lines of steps after `last_step`, and a cut-off last line.
+        """Drops the lines of steps after `last_step`, which the run repeats, and a cut-off line.
 
         Raises:
-          ModelDirectoryError: As `check` does, or if the file cannot be written; the file then
-            keeps its whole lines.
+          ModelDirectoryError: As `rows`, or if the file cannot be written; the file then keeps its
+            whole lines.
         """
-        with self._lock:
+        with self._lock, naming(str(self._path)):
             self._waiting = [x for x in self._waiting if json.loads(x)["step"] <= last_step]
             if not self._path.exists():
                 return
-            try:
-                with self._alone() as file:
-                    self._end_last_line(file)
-                    # Checks the whole file before it is replaced, and often it need not be.
-                    if any([x.until(last_step) != x.content for x in chunks(self._path)]):
-                        kept = (chunk.until(last_step) for chunk in chunks(self._path))
-                        write_atomically(self._path, kept)
-            except OSError as error:
-                raise self._error(error) from error
+            with self._alone():
+                if max((row["step"] for row in self.rows()), default=0) > last_step:
+                    kept = (row for row in self.rows() if row["step"] <= last_step)
+                    write_atomically(self._path, (f"{json.dumps(x)}\n".encode() for x in kept))
 
     def write(self, step: int, epoch: float, split: str, values: Mapping[str, float]) -> None:
         """Appends metrics as a line; see `Writer`. Reports the first failed write."""
         kept = {name: value if math.isfinite(value) else None for name, value in values.items()}
         line = {"step": step, "epoch": round(epoch, 6), "split": split, **kept}
         with self._lock:
-            first_to_wait = not self._waiting
             self._waiting.append(json.dumps(line) + "\n")
-            try:
-                self._write_waiting()
-            except OSError as error:
-                if first_to_wait:
-                    self._report(f"{self._error(error)} The next write tries these lines again.")
+        try:
+            self.sync(to_disk=False)
+        except ModelDirectoryError as error:
+            if len(self._waiting) == 1:
+                self._report(f"{error} The next write tries again.")
 
-    def sync(self) -> None:
+    def sync(self, to_disk: bool = True) -> None:
         """Writes waiting lines and flushes the file to disk.
 
         Raises:
           ModelDirectoryError: If a line cannot be written.
         """
-        try:
-            with self._lock:
-                self._write_waiting()
-                if self._path.exists():
-                    sync(self._path)
-        except OSError as error:
-            raise self._error(error) from error
-
-    def close(self) -> None:
-        """Does nothing: lines are written at once, and `sync` retries failed ones."""
-
-    def _write_waiting(self) -> None:
-        if not self._waiting:
-            return
-        with self._alone() as file:
-            self._end_last_line(file)
-            start = file.seek(0, os.SEEK_END)
-            text = "".join(self._waiting).encode()
-            try:
-                if file.write(text) != len(text):
-                    raise OSError(0, "only a part of a line was written")
-            except OSError:
-                file.truncate(start)
-                raise
-        self._waiting = []
+        with self._lock, naming(str(self._path)):
+            if self._waiting:
+                with self._alone() as file:
+                    start = file.seek(0, os.SEEK_END)
+                    text = "".join(self._waiting).encode()
+                    try:
+                        if file.write(text) != len(text):
+                            raise OSError("only a part of a line was written")
+                    except OSError:
+                        file.truncate(start)
+                        raise
+                self._waiting = []
+            if to_disk and self._path.exists():
+                sync(self._path)
 
     @contextmanager
     def _alone(self) -> Iterator[FileIO]:
-        """Opens the file, created if missing, for appending under an exclusive lock."""
+        """Opens the file, created if missing, for appending under a lock; ends a cut-off line."""
         for _ in range(_ATTEMPTS):
-            with open(self._path, "a+b", buffering=0, opener=open_itself) as file:
+            with open(self._path, "a+b", buffering=0) as file:
                 with suppress(OSError):  # some network file systems have no locks
                     fcntl.flock(file, fcntl.LOCK_EX)
                 # During the wait for the lock, another process may have replaced the file. A line
                 # in the old one would be lost.
                 if os.path.samestat(os.fstat(file.fileno()), os.stat(self._path)):
+                    self._end_last_line(file)
                     yield file
                     return
             time.sleep(0.001)
-        raise OSError(0, "another process replaces it again and again")
+        raise OSError("another process replaces it again and again")
 
     def _end_last_line(self, file: FileIO) -> None:
         """Adds a missing newline to the last line if its JSON is whole, else removes the line."""
@@ -192,58 +152,109 @@ class JsonLinesWriter:
         file.seek(max(0, size - 1))
         if file.read(1) in (b"", b"\n"):
             return
-        start = start_of_last_line(file)
-        file.seek(start)
-        if parsed(file.read()) is not None:
+        file.seek(0)
+        last = file.readlines()[-1]  # killed writers are rare, so that this may read all
+        if _is_whole(last):
             file.write(b"\n")
             return
-        file.truncate(start)
-        self._report(f"{self._path}: removed the incomplete last line of {size - start:,} bytes.")
-
-    def _error(self, error: OSError) -> ModelDirectoryError:
-        return ModelDirectoryError(unwritable(self._path, error))
+        file.truncate(size - len(last))
+        self._report(f"{self._path}: removed the incomplete last line of {len(last):,} bytes.")
 
 
-class WithoutMeasured:
-    """Passes a writer all figures but those of the machine."""
-
-    def __init__(self, writer: Writer):
-        """Keeps the writer."""
-        self._writer = writer
-
-    def write(self, step: int, epoch: float, split: str, values: Mapping[str, float]) -> None:
-        """See `Writer`."""
-        kept = {name: value for name, value in values.items() if not is_measured(name)}
-        self._writer.write(step, epoch, split, kept)
-
-    def drop_after(self, last_step: int) -> None:
-        """See `Writer`."""
-        self._writer.drop_after(last_step)
-
-    def close(self) -> None:
-        """See `Writer`."""
-        self._writer.close()
+def _is_whole(line: bytes) -> bool:
+    """Returns whether a line is one that ddl writes."""
+    try:
+        step = json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False
+    return type(step) is int and step >= 0
 
 
-class Writers:
-    """A list of writers, used as one."""
+class TensorBoardWriter:
+    """Writes TensorBoard event files, one folder per split. Failed writes are reported and lost.
 
-    def __init__(self, writers: Sequence[Writer]):
-        """Keeps the writers in order."""
-        self._writers = list(writers)
+    TensorBoard itself drops the events of steps that a resumed run computed again.
+    """
+
+    def __init__(self, directory: Path, report: Callable[[str], None] = logging.warning):
+        """Keeps the folder; creates no files yet.
+
+        Args:
+          directory: Parent of the folders `train` and `eval`, each created at its first write.
+          report: Called with a message when writes begin to fail.
+        """
+        self._directory = directory
+        self._report = report
+        self._writers: dict[str, tf.summary.SummaryWriter] = {}
+        self._fails = False
 
     def write(self, step: int, epoch: float, split: str, values: Mapping[str, float]) -> None:
-        """Writes the metrics with each writer; see `Writer`."""
-        for writer in self._writers:
-            writer.write(step, epoch, split, values)
+        """See `Writer`. The figures of the machine are on a page of their own, `time`."""
+        scalars = {"epoch": epoch}
+        for name, value in values.items():
+            is_time = name == EXAMPLES_PER_SECOND or is_measured(name)
+            scalars[f"time/{name}" if is_time else name] = value
+        # Joined protos are one: tf.summary.scalar would take several times as long for each figure.
+        record = b"".join(scalar_pb(*one).SerializeToString() for one in scalars.items())
+        with self._reporting(split):
+            with self.summaries(split, step):
+                tf.summary.experimental.write_raw_pb(record, step)
+            self._writers[split].flush()
+            self._fails = False
 
-    def drop_after(self, last_step: int) -> None:
-        """Drops later steps from each writer; see `Writer`."""
-        for writer in self._writers:
-            writer.drop_after(last_step)
+    def summaries(self, split: str, step: int) -> AbstractContextManager[Any]:
+        """Makes `tf.summary` write to the files of a split within the `with` block."""
+        if split not in self._writers:
+            self._writers[split] = tf.summary.create_file_writer(str(self._directory / split))
+        return self._writers[split].as_default(step)
+
+    @contextmanager
+    def _reporting(self, split: str) -> Iterator[None]:
+        """Reports the first of several failures of TensorFlow within the `with` block."""
+        try:
+            yield
+        except tf.errors.OpError as error:
+            if not self._fails:
+                self._report(
+                    f"The event files in {self._directory / split} cannot be written and get a gap:"
+                    f" {error.message.splitlines()[0]}. Check the free disk space and the "
+                    "permissions."
+                )
+            self._fails = True
+
+    def session(self, split: str, directory: RunDirectory) -> None:
+        """Writes macros as hyperparameters, for the HParams tab, and the config as text.
+
+        Replaces the session of an earlier call, since TensorBoard shows the first one of a folder.
+        A run without a config has none.
+
+        Args:
+          split: The split whose figures are the metrics of the session.
+          directory: The directory of the run, whose config is written.
+        """
+        macros = directory.macros()
+        folder = self._directory / split
+        for earlier in folder.glob(f"events.out.tfevents.*{_SESSION}"):
+            with suppress(OSError):
+                earlier.unlink()
+        values = {
+            name: value if isinstance(value, bool | int | float | str) else str(value)
+            for name, value in macros.items()
+            if value is not None
+        }
+        lines = (directory.saved_config() or "").splitlines()
+        if not macros:
+            return
+        with self._reporting(split):
+            writer = tf.summary.create_file_writer(str(folder), filename_suffix=_SESSION)
+            with writer.as_default(0):
+                tf.summary.experimental.write_raw_pb(hparams_pb(values).SerializeToString(), 0)
+                tf.summary.text("config", "\n".join(f"    {line}" for line in lines))  # Markdown
+            writer.close()
 
     def close(self) -> None:
-        """Closes all writers, even if one of them raises."""
-        with ExitStack() as stack:
-            for writer in self._writers:
-                stack.callback(writer.close)
+        """Closes the event files."""
+        for split, writer in self._writers.items():
+            with self._reporting(split):
+                writer.close()
+        self._writers = {}

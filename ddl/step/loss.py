@@ -6,7 +6,7 @@ gradient is divided once by the global Σ weight / B.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import keras
@@ -31,14 +31,15 @@ from ddl.tasks.task import (
 
 
 class Form(NamedTuple):
-    """What the probes found of a loss in training, or in an evaluation.
+    """Findings of the probes about a loss in training, or in an evaluation.
 
     Attributes:
       metrics: Layout of the metric sums.
       entries: Number of losses of an example.
       weighs: Whether the task returns weights, so that Σ weight may differ from the batch size.
       gathers: Whether the loss calls `ddl.gather`.
-      unread: Features that are named like weights and that the task does not read.
+      read: Features that are named like weights and that the task reads, here or in
+        training.
       tables: The variables of which the loss looks up single rows (`ddl.step.rows.tables`).
       layers: Layers of the task, without those that only compute as in an evaluation.
       placing: Which draws follow the rows (`ddl.draws.placing`); None if that is unknown.
@@ -50,7 +51,7 @@ class Form(NamedTuple):
     entries: int
     weighs: bool
     gathers: bool
-    unread: Sequence[str]
+    read: Set[str]
     tables: Mapping[int, Table]
     layers: Sequence[keras.layers.Layer]
     placing: Mapping[Any, int] | None
@@ -170,7 +171,7 @@ class Loss:
         form = self.form(training)
         features = dict(features)
         example_weight = features.pop("weight")
-        names = form.unread if training else names_resembling_weight(features)
+        names = [name for name in names_resembling_weight(features) if name not in form.read]
         watched = {name: tf.identity(features[name]) for name in names}  # that only the task reads
         if (current := microbatch.current()) is not None:
             current.placing = form.placing
@@ -256,7 +257,8 @@ class Loss:
             raise ConfigError(
                 f"{name} must return one loss for each example, shape [batch], got a scalar loss. "
                 "Padding, masks and several replicas are weighted per example. Remove the "
-                "reduce_mean, or create a Keras loss with reduction=None."
+                "reduce_mean, create a Keras loss with reduction=None, and give one such as Dice "
+                "an axis without the batch: axis=(1, 2, 3)."
             )
         if output.loss.shape[0] != batch:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""What a task's step computes and changes, known before the slots and the sums are laid out.
+"""The figures and changes of a task's step, known before the slots and the sums are laid out.
 
 A step of the user's own is rehearsed: traced once with gradients and sums of unknown values, which
 computes nothing and writes nothing. Each loss is probed (`ddl.step.probes`) when the step first
@@ -41,7 +41,7 @@ LossOf = Callable[[LossFunction, str], Loss]
 
 
 class Applied(NamedTuple):
-    """What a step applies with an optimizer.
+    """The changes that a step makes with an optimizer.
 
     Attributes:
       variables: The variables, each once.
@@ -53,13 +53,13 @@ class Applied(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a step computes and changes.
+    """The figures and changes of a step.
 
     Attributes:
       losses: The losses whose gradients it computes, by name.
       means: The functions that it averages or sums, by name.
       groups: Parameter groups of each optimizer of the step, by both names.
-      applied: What it applies with the optimizer of each group, by the name of the group.
+      applied: Its changes with the optimizer of each group, by the name of the group.
       batches: Number of batches that an update reads of each source, by its name.
       averaged: Variables that `update.average` moves.
       own: Variables that the task keeps outside of its layers.

@@ -23,7 +23,7 @@ import linecache
 import math
 import re
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -37,9 +37,9 @@ from ddl.data.checks import data_errors
 from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError, DdlError, did_you_mean
+from ddl.layers.images import HeldPartners, Partners
 from ddl.layers.lookups import look_up_rows
 from ddl.layers.normalization import take_over_moments
-from ddl.layers.transforms.mixing import HeldPartners, Partners
 from ddl.metrics.values import tensors_by_name
 from ddl.microbatch import HeldMoments, Microbatch, without_traces_of_the_user
 from ddl.random import batch_counter
@@ -76,7 +76,7 @@ class _Held(NamedTuple):
 
     Attributes:
       moments: Moments of the normalization layers.
-      rows: What `ddl.gather` returned.
+      rows: The rows that `ddl.gather` returned.
       partners: The partners of rows, which layers mixed them with.
     """
 
@@ -112,7 +112,7 @@ class _Pass(NamedTuple):
       output: The symbolic output of the loss.
       microbatch: The microbatch, which knows what drew and gathered.
       graph: The graph.
-      unread: Features named like weights that the loss did not read.
+      read: Features named like weights that the loss read.
       drew: Whether the trace moved a generator of Python or NumPy.
     """
 
@@ -120,7 +120,7 @@ class _Pass(NamedTuple):
     output: PerExample
     microbatch: Microbatch
     graph: tf.Graph
-    unread: Sequence[str]
+    read: Set[str]
     drew: bool
 
 
@@ -144,6 +144,7 @@ class Probes:
         self._strategy = strategy
         self._optimizers = optimizers
         self._rows: dict[int, _Features] = {}
+        self._read: set[str] = set()  # features named like weights that any loss has read
 
     def form(self, loss: Loss, pipeline: BatchPipeline, training: bool) -> Form:
         """Probes a loss for training or for evaluation.
@@ -172,12 +173,13 @@ class Probes:
                         _short(error),
                     )
         output, current = first.output, first.microbatch
+        self._read |= first.read
         return Form(
             metrics=layout_of(output, loss.where),
             entries=math.prod(output.loss.shape[1:]),
             weighs=output.weight is not None,
             gathers=current.has_gathered,
-            unread=first.unread,
+            read=frozenset(self._read),
             tables=tables_in(first.graph, rows),
             layers=_used_layers(layers_of(self._task), current),
             placing=placing,
@@ -269,10 +271,11 @@ class Probes:
             )
             with tf.variable_creator_scope(_refusing(loss)), current.forward():
                 output = loss.function(dict(features), training)
-            ignored = unread(features, names_resembling_weight(features), output)
+            names = names_resembling_weight(features)
+            read = {*names} - {*unread(features, names, output)}
             loss.check(output, rows)
             held_now = _Held(moments.moments, gathered.gathered, partners.found)
-            found.append((output, current, ignored, held_now))
+            found.append((output, current, read, held_now))
 
         def traced(one: bool) -> Any:
             found.clear()
@@ -300,9 +303,9 @@ class Probes:
             if self._strategy.num_replicas_in_sync == 1:
                 raise
             run = traced(False)  # a collective of the user's waits for all replicas
-        output, current, ignored, _ = found[0]
+        output, current, read, _ = found[0]
         drew = generators.states() != before
-        return _Pass(run, output, current, run.graph, ignored, drew)
+        return _Pass(run, output, current, run.graph, read, drew)
 
     def _build(self, loss: Loss, pipeline: BatchPipeline, training: bool) -> None:
         """Builds new layers by running the task on zeros, if it can run eagerly.

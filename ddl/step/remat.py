@@ -22,16 +22,12 @@ from tensorflow.compiler.tf2xla.ops.gen_xla_ops import xla_optimization_barrier
 from ddl import microbatch
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError, did_you_mean
-from ddl.layers import PartitionedEmbedding
 from ddl.tasks.parts import layers_of, models_of
 from ddl.tasks.task import Task
 
 _MOST_NAMES = 60
-_TABLES = (keras.layers.Embedding, PartitionedEmbedding)
-"""Never computed again: a lookup keeps nothing."""
-
 _OF_CALLS = ("current_call_ctx", "autocast_scope")
-"""What Keras's layers read from the calls around them; names of Keras's own state of a thread."""
+"""Names of the state of a thread that Keras's layers read from the calls around them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +125,8 @@ def _walk(
     layer: Any, path: str, rule: Remat, paths: list[str], *, is_root: bool
 ) -> Iterator[tuple[str, keras.layers.Layer]]:
     """Yields the outermost layers that match, with their paths; adds all paths to a list."""
-    if isinstance(layer, (*_TABLES, keras.layers.InputLayer)):
+    # A table is never computed again: a lookup keeps nothing.
+    if isinstance(layer, keras.layers.Embedding | keras.layers.InputLayer):
         return
     if not is_root:
         path = f"{path}/{layer.name}" if path else layer.name

@@ -8,12 +8,9 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.errors import ConfigError, DataError
-from ddl.layers import PartitionedEmbedding
 
 ENTRY_WEIGHT = "entry_weight"
 """The feature of weights [batch, …] of more than one dimension, as of time steps."""
-
-_TABLES = (keras.layers.Embedding, PartitionedEmbedding)
 
 
 def inputs_of(
@@ -92,7 +89,7 @@ def check_inputs(
         _check_input(model, name, spec[name], tensor)
         for layer in model.layers:
             inputs = [x for node in layer._inbound_nodes for x in node.input_tensors]
-            if isinstance(layer, _TABLES) and any(x is tensor for x in inputs):
+            if isinstance(layer, keras.layers.Embedding) and any(x is tensor for x in inputs):
                 remedy = f"Give the table {layer.name!r} of {model.name!r} more rows."
                 check_range(source, name, layer.input_dim, f"Feature {name!r}", remedy)
 
@@ -170,7 +167,7 @@ def check_label(
       task: The task; its `_remedy` ends the error.
       spec: The feature of one example.
       name: Its name.
-      form: What the task needs, in words; "integers …" must be integers.
+      form: The form that the task needs, in words; "integers …" must be integers.
       shape: Shape that it must have; None stands for any size, or for any shape.
     """
     is_kind = spec.dtype.is_integer if form.startswith("integer") else spec.dtype != tf.string

@@ -1,6 +1,5 @@
 """Classification: of examples and pixels by one class each, and by several classes."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -9,11 +8,9 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from ddl.distribution.path import path_of
 from ddl.errors import ConfigError, DataError
-from ddl.layers.transforms.mixing import Mixed
+from ddl.layers.images import Mixed
 from ddl.metrics.keras_metric import KerasMetric
-from ddl.metrics.means import MeanByClass
 from ddl.tasks import checks
 from ddl.tasks.supervised import Compared, Head, Supervised
 from ddl.tasks.task import PerExample
@@ -31,7 +28,7 @@ class Classification(Supervised):
     The task reads the features "image" and "label" (see `input_name`, `label_name`). A model with
     several inputs, such as `ddl.models.table_mlp`, gets a dict of the features that it names.
     Labels are integers [batch] or one-hot rows [batch, classes]. Reports "accuracy", with `top_k`
-    "top_<k>_accuracy", and those of `metrics` and by class.
+    "top_<k>_accuracy", and those of `metrics`.
     """
 
     _remedy = (
@@ -47,7 +44,6 @@ class Classification(Supervised):
         label_smoothing: float = 0.0,
         top_k: int | None = None,
         metrics: Sequence[str | KerasMetric] = (),
-        by_class: bool = False,
         augmentations: Sequence[Augmentation] = (),
         mixing: Mixing | None = None,
         **names: Any,
@@ -64,18 +60,16 @@ class Classification(Supervised):
           metrics: Further metrics: names of Keras metrics such as "AUC" or "F1Score", or
             `ddl.metrics.KerasMetric`. They get one-hot labels and the probabilities of the classes,
             [batch, classes] each.
-          by_class: Whether to report also the means of loss and accuracy over the examples of each
-            class, as "loss_by_class/3" and "accuracy_by_class/3".
           augmentations: Callables such as layers of `ddl.layers`, applied to the inputs in order,
             in training only. They are not exported.
           mixing: `ddl.layers.Mixup` or `ddl.layers.CutMix`, applied after the augmentations, in
             training only. Loss and accuracies of training are then means of those for both
-            labels, and it reports none of `metrics` and nothing by class.
+            labels, and it reports none of `metrics`.
           names: `input_name`, `label_name` and `class_weight`, as of `Supervised`.
 
         Raises:
-          ConfigError: If `loss` has a reduction, `mixing` is a layer of Keras, a model with several
-            inputs has augmentations or mixing, or another argument is out of range.
+          ConfigError: If `loss` has a reduction, a model with several inputs has augmentations or
+            mixing, or another argument is out of range.
         """
         super().__init__(model, loss or self._cross_entropy, metrics=metrics, **names)
         if not 0 <= label_smoothing < 1 or (label_smoothing and loss is not None):
@@ -85,18 +79,12 @@ class Classification(Supervised):
             )
         if top_k is not None and top_k < 1:
             raise ConfigError(f"{self._name}.top_k must be at least 1, or None, got {top_k}.")
-        if isinstance(mixing, keras.layers.MixUp | keras.layers.CutMix):
-            raise ConfigError(
-                f"{self._name}.mixing must be ddl.layers.Mixup or ddl.layers.CutMix, got Keras's "
-                f"{type(mixing).__name__}, which mixes the rows of one replica."
-            )
         if (augmentations or mixing) and checks.names_of(model) is not None:
             raise ConfigError(
                 f"{self._name}.augmentations and mixing need a model with one input, but "
                 f"{model.name!r} takes a dict. Change the features in the data."
             )
         self._ignored: int | None = None
-        self._by_class = by_class
         self._label_smoothing = label_smoothing
         self._top_k = top_k
         self._augmentations = tuple(augmentations)
@@ -135,7 +123,7 @@ class Classification(Supervised):
     def _cross_entropy(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
         one_hot = labels.shape.rank == logits.shape.rank
         if not one_hot and not self._label_smoothing:
-            return cross_entropy(tf.cast(labels, tf.int64), logits)
+            return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.cast(labels, tf.int64), logits)
         rows = labels if one_hot else tf.one_hot(tf.cast(labels, tf.int64), logits.shape[-1])
         rows = tf.cast(rows, logits.dtype)
         rows += self._label_smoothing * (1 / logits.shape[-1] - rows)
@@ -159,10 +147,6 @@ class Classification(Supervised):
         metrics: dict[str, Any] = {"accuracy": right}
         if self._top_k is not None:
             metrics[f"top_{self._top_k}_accuracy"] = top_k_accuracy(classes, outputs, self._top_k)
-        if self._by_class:
-            mean = MeanByClass(outputs.shape[-1])
-            metrics["loss_by_class"] = mean(classes, loss)
-            metrics["accuracy_by_class"] = mean(classes, metrics["accuracy"])
         if head.metrics:
             rows = tf.one_hot(classes, outputs.shape[-1], dtype=tf.float64)
             chances = tf.cast(outputs, tf.float64)
@@ -324,27 +308,6 @@ class MultiLabel(Supervised):
                 f"Labels of MultiLabel must be 0 or 1, got {values[row].tolist()} in example "
                 f"{row}. {self._remedy}"
             )
-
-
-def cross_entropy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-    """Returns the cross-entropy of each example, or token.
-
-    Args:
-      labels: integer [batch, …]. Labels outside of the classes give NaN on a GPU, and elsewhere an
-        error of TensorFlow.
-      logits: float32 or float64 [batch, …, classes].
-
-    Returns:
-      [batch, …], in the dtype of the logits.
-    """
-    if logits.dtype != tf.float64 or path_of().has_float64_losses:
-        return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-    # The same, up to rounding, by operations that have float64 kernels for GPUs.
-    is_own = tf.one_hot(labels, tf.shape(logits)[-1], True, False, dtype=tf.bool)
-    # tf.where, not a product: other logits may be -∞.
-    own = tf.where(is_own, tf.nn.log_softmax(logits), tf.zeros([], logits.dtype))
-    nan = tf.constant(math.nan, logits.dtype)
-    return tf.where(tf.reduce_any(is_own, axis=-1), -tf.reduce_sum(own, axis=-1), nan)
 
 
 def accuracy(labels: tf.Tensor, logits: tf.Tensor, loss: tf.Tensor | None = None) -> tf.Tensor:

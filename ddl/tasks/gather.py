@@ -1,4 +1,4 @@
-"""What a loss sees of its batch: its own rows, and the rows of all replicas.
+"""The batch as a loss sees it: its own rows, and the rows of all replicas.
 
 A replica computes its share of a batch. A loss that takes negatives only from its own rows has
 fewer of them on more replicas, and computes something else. `gather` gives it the rows of all:
@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from ddl import microbatch
 from ddl.errors import ConfigError
-from ddl.layers.replica_gather import gather_over_replicas
+from ddl.layers.across_replicas import gather_over_replicas
 from ddl.microbatch import Microbatch
 
 
@@ -117,8 +117,6 @@ def gather(x: Any) -> Gathered:
             "tf.recompute_grad: all replicas call it together. Gather before it."
         )
     tensors = [_checked(one, current.rows) for one in tf.nest.flatten(x)]
-    if not tensors:
-        raise ConfigError(f"ddl.gather takes a tensor or a structure of tensors, got {x!r:.80}.")
     current.has_gathered = True
     gathered = (current.gathering or _over_replicas)(tensors, current)
     return gathered._replace(rows=tf.nest.pack_sequence_as(x, list(gathered.rows)))

@@ -1,6 +1,5 @@
 """Language models: the token that follows, or tokens that were masked."""
 
-import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,9 +7,9 @@ import keras
 import tensorflow as tf
 
 from ddl.errors import ConfigError, DataError
-from ddl.layers.transforms.token_masking import TokenMasking
+from ddl.layers.tokens import TokenMasking
 from ddl.metrics.means import Perplexity
-from ddl.tasks.checks import arrays_of, check_label, check_range, output_shape
+from ddl.tasks.checks import check_range, output_shape
 from ddl.tasks.classification import Classification
 from ddl.tasks.supervised import Compared, Head
 from ddl.tasks.task import PerExample
@@ -94,8 +93,8 @@ class MaskedLanguageModel(LanguageModel):
     ones are masked on any number of devices. The loss is the cross-entropy in nats: the mean over
     the masked tokens of the global batch.
 
-    Padding is never masked. The data tell it by "segment", which is 0 there (`ddl.data.packed`), or
-    by "length" (`ddl.data.token_lines`); the model must then take "segment".
+    Padding is never masked. The data tell it by "segment", which is 0 there (`ddl.data.packed`).
+    The model must then take "segment".
     """
 
     def __init__(
@@ -145,7 +144,6 @@ class MaskedLanguageModel(LanguageModel):
           The loss of each example, the metrics "accuracy" and "perplexity", and the weight: the sum
           over its masked tokens of 1, or their weight in the data.
         """
-        features = _with_segments(features, self.input_name)
         token, given = features[self.input_name], self._entry_weights(features)
         can_mask = features["segment"] > 0 if "segment" in features else None
         if given is not None:
@@ -155,26 +153,3 @@ class MaskedLanguageModel(LanguageModel):
         inputs = self._inputs({**features, self.input_name: masked.token})
         logits = self.model(inputs, training=training)
         return self._per_example({self.input_name: token, self._weight_name: weight}, logits)
-
-    def predict(self, features: dict[str, Any]) -> tf.Tensor:
-        """Returns the logits [batch, positions, vocabulary] of tokens that are not masked here."""
-        return super().predict(_with_segments(features, self.input_name))
-
-    def check(self, source: Any) -> None:
-        """Checks a data source before training; see `LanguageModel.check`."""
-        spec = dict(source.element_spec)
-        if "length" in spec and "segment" not in spec and self.input_name in spec:
-            check_label(self, spec["length"], "length", "integers, numbers of tokens", ())
-            spec |= dict.fromkeys(("segment", "position"), spec[self.input_name])
-        super().check(types.SimpleNamespace(element_spec=spec, arrays=arrays_of(source)))
-
-
-def _with_segments(features: dict[str, Any], input_name: str) -> dict[str, Any]:
-    """Returns features with "segment" and "position" if they have only the length of a document."""
-    if "segment" in features or "length" not in features:
-        return features
-    token = features[input_name]
-    places = tf.range(tf.shape(token)[1], dtype=tf.int64)
-    position = tf.broadcast_to(places, tf.shape(token))
-    inside = position < tf.cast(features["length"], tf.int64)[:, tf.newaxis]
-    return {**features, "segment": tf.cast(inside, tf.int64), "position": position}

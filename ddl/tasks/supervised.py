@@ -96,7 +96,7 @@ class Supervised:
             of a metric that is no mean over examples must add up. With several outputs, a dict from
             output to such a list.
           loss_weights: Factor of each output's loss, as a dict or list like `loss`; None: 1.
-          class_weight: Weight of the entries of each class in the loss and in means; others
+          class_weight: Weight of the entries of each class in the loss, not in metrics; others
             weigh 1. Labels are integers [batch, …] or [batch, …, 1], or one-hot [batch, …,
             classes].
           input_name: Name of the input feature.
@@ -215,26 +215,26 @@ class Supervised:
         outputs, labels = checks.in_float32(output), features[head.label]
         loss, metrics, valid, valid_in_loss = self._compared(head, labels, outputs)
         weights = [one for one in (_mask_of(output), valid, entries) if one is not None]
-        of_states = _product(weights)
+        of_metrics = of_loss = _product(weights)
         if self._class_weight:
             weights.append(_class_weights(labels, outputs, self._class_weight))
-        of_means = of_loss = _product(weights)
         if valid_in_loss is not None:
             weights.append(valid_in_loss)
+        if self._class_weight or valid_in_loss is not None:
             of_loss = _product(weights)
         values: dict[str, Value] = {}
         for name, value in metrics.items():
             if isinstance(value, Inputs):
                 if of_loss is not None and value.weight is None:
                     ones = tf.ones(value.labels.shape[:1])
-                    value = value._replace(weight=ones if of_states is None else of_states)
+                    value = value._replace(weight=ones if of_metrics is None else of_metrics)
                 values[name] = value
             elif isinstance(value, OfMean):
-                values[name] = value._replace(values=_means(value.values, of_means, name))
+                values[name] = value._replace(values=_means(value.values, of_metrics, name))
             else:
-                values[name] = _means(value, of_means, name)
-                if of_means is not of_loss:
-                    own = tf.ones_like(values[name]) if of_means is None else _sums(of_means)
+                values[name] = _means(value, of_metrics, name)
+                if of_metrics is not of_loss:
+                    own = tf.ones_like(values[name]) if of_metrics is None else _sums(of_metrics)
                     values[name] = WeightedMean()(values[name], own)
         return PerExample(_means(loss, of_loss, "loss"), values, _sums(of_loss)), weights
 

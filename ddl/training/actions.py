@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from ddl.errors import ConfigError
-from ddl.optimizers.lengths import epochs_to_steps
+from ddl.optimizers.schedules import epochs_to_steps
 
 
 class Action(Protocol):
@@ -80,14 +80,11 @@ def length_in_steps(steps: Any, epochs: Any, steps_per_epoch: int | None) -> int
         finite number of at least 0.
     """
     if (steps is None) == (epochs is None):
-        got = "neither" if steps is None else f"steps = {steps!r:.60} and epochs = {epochs!r:.60}"
         raise ConfigError(
-            f"train needs a length, in steps or in epochs, got {got}. Write train(steps=1000) or "
-            "train(epochs=5)."
+            f"train needs either steps or epochs, got {steps!r:.60} and {epochs!r:.60}. Write "
+            "train(steps=1000) or train(epochs=5)."
         )
     if epochs is not None:
-        if not isinstance(epochs, numbers.Real) or isinstance(epochs, bool):
-            raise ConfigError(f"epochs must be a number, got {epochs!r:.60}.")
         return epochs_to_steps(float(epochs), steps_per_epoch)
     if not isinstance(steps, numbers.Integral) or isinstance(steps, bool) or steps < 0:
         raise ConfigError(f"steps must be an integer of at least 0, got {steps!r:.60}.")
@@ -98,17 +95,12 @@ def checked_actions(actions: Iterable[Action]) -> list[Action]:
     """Returns the actions as a list.
 
     Raises:
-      ConfigError: If `actions` is no iterable, or an element is not callable or has no
-        `next_step`.
+      ConfigError: If an element is not callable or has no `next_step`.
     """
-    if not isinstance(actions, Iterable):
-        raise ConfigError(f"actions must be a list of actions, got {actions!r:.60}.")
-    actions = list(actions)
-    for action in actions:
+    for action in (actions := list(actions)):
         if not (callable(action) and hasattr(action, "next_step")):
             raise ConfigError(
                 "Each action must be callable and have next_step, as ddl.training.actions.Action "
-                f"describes, got {action!r:.60}. Pass the training data to the Trainer's "
-                "constructor."
+                f"describes, got {action!r:.60}. Pass data to the Trainer's constructor."
             )
     return actions

@@ -1,10 +1,15 @@
-"""The number of steps per call of the training loop, and the measured speed."""
+"""The length of the training loop's calls, its speed and waits, and how busy GPUs are."""
 
+import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import tensorflow as tf
 
 from ddl.errors import ConfigError
+from ddl.figures import GPU_UTILIZATION, INPUT_SHARE
 
 _GROWTH = 4
 
@@ -15,8 +20,14 @@ class Pace:
     A loop is one Python call. Longer loops save overhead; shorter loops keep the progress bar and
     signals responsive. The length never changes results.
 
-    The speed excludes the first loop after each trace, which is mostly tracing, and everything
-    between loops (evaluation, checkpoints, logging).
+    The speed excludes the first loop, which is mostly tracing, and everything between loops
+    (evaluation, checkpoints, logging).
+
+    Attributes:
+      counts: Whether loops count for the speed; not while a profiler slows them down.
+      total_seconds: Seconds spent in loops, tracing included; a resumed run adds to the restored
+        value.
+      steps_per_second: Steps per second of the latest timed loop; None before the first.
     """
 
     def __init__(
@@ -41,39 +52,38 @@ class Pace:
             )
         self._fixed = steps_per_loop
         self._target = target_seconds
-        self._clock = clock
         self._next = steps_per_loop or 1
-        self._steps = 0
-        self._seconds = 0.0
+        self._steps, self._seconds = 0, 0.0
+        self._timed = 0.0  # since the last `take_input_share`
+        self._waited: float | None = 0.0
+        self.clock = clock
         self.counts = True
-        """Whether loops count for the speed; not while a profiler slows them down."""
-        self.timed_seconds = 0.0
-        """Seconds of the loops that count for the speed."""
         self.total_seconds = 0.0
-        """Seconds spent in loops, tracing included; a resumed run adds to the restored value."""
         self.steps_per_second: float | None = None
-        """Steps per second of the latest timed loop; None before the first."""
 
     @property
     def steps_per_loop(self) -> int:
         """Largest number of steps of the next loop."""
         return self._next
 
-    @contextmanager
-    def loop(self) -> Iterator["LoopTimer"]:
-        """Times one loop; the body sets `steps` and `traced` on the timer."""
-        timer = LoopTimer()
-        start = self._clock()
-        yield timer
-        seconds = self._clock() - start
-        self.total_seconds += seconds
-        if not timer.traced and self.counts:
-            self._record(timer.steps, seconds)
+    def add(
+        self, steps: int, seconds: float, waited: float | None = None, *, traced: bool = False
+    ) -> None:
+        """Adds a loop.
 
-    def _record(self, steps: int, seconds: float) -> None:
+        Args:
+          steps: Its updates.
+          seconds: Its time by `clock`.
+          waited: Seconds of these in which it waited for batches; None if that is unknown.
+          traced: Whether the loop was traced in this time.
+        """
+        self.total_seconds += seconds
+        if traced or not self.counts:
+            return
         self._steps += steps
         self._seconds += seconds
-        self.timed_seconds += seconds
+        self._timed += seconds
+        self._waited = None if waited is None or self._waited is None else self._waited + waited
         if steps and seconds > 0:
             self.steps_per_second = steps / seconds
         if self._fixed is None and steps:
@@ -87,14 +97,61 @@ class Pace:
         self._steps, self._seconds = 0, 0.0
         return speed
 
+    def take_input_share(self) -> float | None:
+        """Returns the share of their time that loops waited for batches, since the last call.
 
-class LoopTimer:
-    """One loop's report to its `Pace`.
+        None if no loop was timed, or if the waits are unknown.
+        """
+        timed, waited = self._timed, self._waited
+        self._timed, self._waited = 0.0, 0.0
+        return (
+            round(min(max(waited / timed, 0.0), 1.0), 6) if timed and waited is not None else None
+        )
 
-    Attributes:
-      steps: Number of steps that the loop ran.
-      traced: Whether the loop was traced in this call.
-    """
 
-    steps = 0
-    traced = False
+class Monitor:
+    """Measures this process between two logs. Eager, on the chief alone."""
+
+    def __init__(self, trainer: Any):
+        """Begins to measure.
+
+        Args:
+          trainer: The `ddl.Trainer`, restored.
+        """
+        self._pace: Pace = trainer.pace
+        self._pace.take_input_share()
+        self._gpus = _handles()
+
+    def figures(self) -> dict[str, float]:
+        """Returns the figures of the time since the last call, and begins anew.
+
+        Returns:
+          "input_share", the share of the training loop's time in which it waited for batches, and
+          "gpu_utilization/N", the share of the last moments in which GPU N was busy. Figures that
+          cannot be measured are missing.
+        """
+        share = self._pace.take_input_share()
+        found = {} if share is None else {INPUT_SHARE: share}
+        for number, handle in self._gpus.items():
+            import pynvml
+
+            with suppress(pynvml.NVMLError):  # a part of a GPU has no rates
+                busy = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu
+                found[f"{GPU_UTILIZATION}/{number}"] = busy / 100
+        return found
+
+
+def _handles() -> dict[int, Any]:
+    """Returns the driver's handle of each visible GPU; none without the package nvidia-ml-py."""
+    found: dict[int, Any] = {}
+    with suppress(Exception):  # not installed, or no driver
+        import pynvml
+
+        pynvml.nvmlInit()
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        for device in tf.config.get_visible_devices("GPU"):
+            number = int(device.name.rpartition(":")[2])
+            name = str(number) if visible is None else visible.split(",")[number].strip()
+            by_index, by_uuid = pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetHandleByUUID
+            found[number] = by_index(int(name)) if name.isdecimal() else by_uuid(name)
+    return found

@@ -1,22 +1,26 @@
-"""The state of a Trainer, and the repeated calls of its training loop."""
+"""The state of a Trainer: the repeated calls of its training loop, and the figures read from it."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from absl import logging
+
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
-from ddl.errors import ConfigError
+from ddl.errors import ConfigError, DataError
+from ddl.figures import GRADIENT_NORM, LEARNING_RATE
+from ddl.optimizers.checks import check_counts
+from ddl.optimizers.groups import figure
+from ddl.optimizers.learning_rate import learning_rate_at
 from ddl.step.state import TrainingState
 from ddl.step.train_step import TrainStep
 from ddl.training.actions import Action
-from ddl.training.asynchronous.loop import CoordinatedLoop
-from ddl.training.checks.fixed_settings import TrainedVariables
-from ddl.training.checks.same_on_replicas import check_same_on_replicas
-from ddl.training.divergence import check_state_finite
-from ddl.training.evaluation_weights import EvaluationWeights
-from ddl.training.loop import TrainingLoop
-from ddl.training.loop.stop_flag import StopFlag
+from ddl.training.asynchronous import CoordinatedLoop
+from ddl.training.checks import TrainedVariables
+from ddl.training.evaluation import EvaluationWeights
+from ddl.training.loop import StopFlag, TrainingLoop
 from ddl.training.pace import Pace
+from ddl.training.state_checks import check_same_on_replicas, check_state_finite
 
 
 class LoopRunner:
@@ -27,6 +31,7 @@ class LoopRunner:
       loop: The training loop.
       stop: Flag that ends a loop.
       restores: Number of states that were restored so far.
+      last_read: The step at which the means were last read.
     """
 
     def __init__(
@@ -49,19 +54,16 @@ class LoopRunner:
           max_skipped_updates: Consecutive skipped updates after which training counts as diverged.
         """
         scale = update.loss_scale.initial if update.loss_scale else 1.0
-        self.state = TrainingState.initial(
-            scale,
-            update.metrics.zeros(),
-            len(update.plan.groups),
-        )
+        sums, optimizers = update.metrics.zeros(), len(update.plan.groups)
+        self.state = TrainingState.initial(scale, sums, optimizers)
         self.stop = StopFlag(workers)
         self.loop: TrainingLoop | CoordinatedLoop
         if traits_of(update.strategy).asynchronous:
             self.loop = CoordinatedLoop(update, self.state)
         else:
             self.loop = TrainingLoop(update, max_skipped_updates, self.stop)
-        self._has_run = False
-        self._is_busy = False
+        self.restores = self.last_read = 0
+        self._has_run = self._is_busy = self._weight_seen = False
         self._update = update
         self._workers = workers
         self._pace = pace
@@ -69,7 +71,6 @@ class LoopRunner:
         self._weights = weights
         self._max_skipped_updates = max_skipped_updates
         self._lost_at: int | None = None  # the step after which a loop was cut off
-        self.restores = 0
 
     @property
     def step(self) -> int:
@@ -88,51 +89,40 @@ class LoopRunner:
             or if replicas differ in a variable after the first loop.
         """
         with self.busy():
-            return self._run(end, actions)
-
-    def _run(self, end: int, actions: Sequence[Action]) -> bool:
-        while (step := self.step) < end:
-            ends = [end, step + self._workers.broadcast(self._pace.steps_per_loop)]
-            ends += [stop for a in actions if (stop := a.next_step(step)) is not None]
-            self.run_loop(min(ends))
-            if self.step > step:  # else the actions of this step have run already
-                for action in actions:
-                    action(self.step)
-                if actions:
-                    self._trained.check()
-                    self._weights.check_not_applied()
-            if self.stop.take():
-                return True
+            while (step := self.step) < end:
+                ends = [end, step + self._workers.broadcast(self._pace.steps_per_loop)]
+                ends += [stop for a in actions if (stop := a.next_step(step)) is not None]
+                self.run_loop(min(ends))
+                if self.step > step:  # else the actions of this step have run already
+                    for action in actions:
+                        action(self.step)
+                    if actions:
+                        self._trained.check()
+                        self._weights.check_not_applied()
+                if self.stop.take():
+                    return True
         return False
 
     def run_loop(self, end: int) -> None:
         """Runs one loop, to step `end` or less far, and checks what it reached."""
-        start = self.step
-        with self._pace.loop() as timer:
-            self.loop.trace(self.state)
-            # After an error in the loop, model and optimizer are ahead of the state.
-            self._lost_at = start
-            self.state = self.loop.run(self.state, end)
-            reached = self.step  # waits for the devices
-            self._lost_at = None
-            timer.steps = reached - start
-            timer.traced = not self._has_run
-        wait = self.loop.input_wait if isinstance(self.loop, TrainingLoop) else None
-        is_first, self._has_run = not self._has_run, True
-        if wait is not None and is_first:
-            wait.restart()  # the speed leaves this loop out, too
+        start, is_first, began = self.step, not self._has_run, self._pace.clock()
+        self.loop.trace(self.state)
+        # After an error in the loop, model and optimizer are ahead of the state.
+        self._lost_at = start
+        self.state = self.loop.run(self.state, end)
+        reached = self.step  # waits for the devices
+        self._lost_at, self._has_run = None, True
+        seconds, waited = self._pace.clock() - began, self.loop.take_waited()
+        self._pace.add(reached - start, seconds, waited, traced=is_first)
         check_state_finite(self.state, self._update, self._max_skipped_updates)
         if is_first:
             check_same_on_replicas(self._update.task, self._update.strategy)
-
-    def trace(self) -> None:
-        """Traces the loop without running it."""
-        self.loop.trace(self.state)
 
     def restore(self, state: TrainingState) -> None:
         """Takes over a state to which model and optimizer belong."""
         self.state, self._lost_at = state, None
         self.restores += 1
+        self.last_read = self.step
 
     @contextmanager
     def busy(self) -> Iterator[None]:
@@ -147,9 +137,8 @@ class LoopRunner:
         """Raises ConfigError within `busy`, as while `run` calls the loop or an action."""
         if self._is_busy:
             raise ConfigError(
-                f"{call} was called by a callback or an action, while Trainer.train runs. A "
-                "callback may evaluate, predict and assign to variables. To end the run, call "
-                "moment.end(reason) or trainer.request_stop()."
+                f"{call} was called by a callback or an action, while Trainer.train runs. To end "
+                "the run, call moment.end(reason) or trainer.request_stop()."
             )
 
     def check_not_lost(self) -> None:
@@ -160,3 +149,54 @@ class LoopRunner:
                 "have made further updates. Restore a checkpoint with restore_latest, or create a "
                 "new model, optimizer and Trainer."
             )
+
+    def check_counts(self) -> None:
+        """Raises ConfigError if an optimizer has made another number of updates than the state.
+
+        An optimizer whose number of updates depends on a tensor (`Update.when`) is not checked.
+        """
+        plan = self._update.plan
+        for name, optimizer in self._update.optimizers.items():
+            if (times := plan.applied[name].times) is not None:
+                check_counts(optimizer, max(self.step - plan.frozen_until(name), 0) * times)
+
+    # ------------------------------------------------------------ figures
+
+    def means(self) -> dict[str, float]:
+        """Returns the means of loss and metrics since the last reading, and of the norms."""
+        means = self._update.metrics.means(self.state.sums)
+        norms = self.state.gradient_norms.numpy().reshape(-1, 2)
+        for name, (total, count) in zip(self._update.plan.groups, norms, strict=True):
+            if self._update.clips[name] is not None and count:
+                means[figure(GRADIENT_NORM, name)] = float(total / count)
+        return means
+
+    def check_some_weight(self) -> None:
+        """Raises DataError, or logs, if all examples since the last reading have weight 0."""
+        first, self.last_read = self.last_read, self.step
+        if self._update.metrics.weight(self.state.sums) != 0:
+            self._weight_seen = True
+        elif self.step > first:
+            # Only logged in the first epoch, if an earlier example counted, or if the task gives
+            # the weights: these may depend on the model and be 0 for a while.
+            epoch = next(iter(self._update.pipelines.values())).steps_per_epoch
+            text = f"All examples of the updates {first + 1:,} to {self.step:,} have weight 0"
+            spared = self._weight_seen or self._update.task_weighs
+            if not spared and epoch is not None and self.step >= epoch:
+                raise DataError(f"{text} in feature 'weight'. Give some a positive weight.")
+            logging.warning("%s, so the mean loss is NaN.", text)
+
+    def learning_rates(self) -> dict[str, float]:
+        """Returns the learning rate of each optimizer's last update, by the name of its figure.
+
+        Before any update, it is that of the first; of an optimizer that is still frozen, it is 0.
+        """
+        rates = {}
+        for name, optimizer in self._update.optimizers.items():
+            frozen_until = self._update.plan.frozen_until(name)
+            in_step = self._update.plan.applied[name].times == 1
+            made = self.step - frozen_until if in_step else int(optimizer.iterations.numpy())
+            is_frozen = bool(frozen_until) and self.step <= frozen_until
+            rate = 0.0 if is_frozen else learning_rate_at(optimizer, max(made - 1, 0))
+            rates[figure(LEARNING_RATE, name)] = rate
+        return rates

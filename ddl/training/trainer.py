@@ -1,40 +1,44 @@
 """The Trainer: distributes the data, runs the training loop on the devices, reads the results."""
 
+import functools
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, cast
 
 import tensorflow as tf
 
 from ddl.choices import BatchMoments, JitCompile
-from ddl.distribution.communication import Communication
+from ddl.data.checks import check_same_classes, check_same_features
+from ddl.data.pipeline import BatchPipeline
+from ddl.distribution.communication import Communication, number_collectives
+from ddl.distribution.traits import traits_of
+from ddl.distribution.workers import Workers
+from ddl.errors import ConfigError, did_you_mean
 from ddl.metrics import OfAllOutputs
-from ddl.optimizers.groups import Optimizers, from_keras_name
+from ddl.optimizers.groups import Optimizers, by_name, from_keras_name
 from ddl.precision import LossScale
 from ddl.signals import deferring_interrupt
+from ddl.step.compiled.compiler import Compiler
 from ddl.step.gradients import Limit
+from ddl.step.probes import Probes
 from ddl.step.remat import Remat
 from ddl.step.state import TrainingState
 from ddl.step.weight_average import ExponentialMovingAverage
+from ddl.tasks.parts import layers_of
 from ddl.tasks.task import StepTask, Task, check_task
-from ddl.training import optimizer_counts
+from ddl.training import building, checks
 from ddl.training.actions import Action, checked_actions, length_in_steps
-from ddl.training.assembly import assemble
-from ddl.training.checks.arguments import Options, check_strategy
-from ddl.training.checks.batch_size import check_batch_split
-from ddl.training.checks.fixed_settings import check_attribute
-from ddl.training.checks.tables import warn_of_dense_updates
-from ddl.training.metric_reader import MetricReader
+from ddl.training.evaluation import Evaluations, EvaluationWeights
+from ddl.training.history import History
 from ddl.training.pace import Pace
-from ddl.training.results.earlier import free_unused, note_arrays
-from ddl.training.results.evaluating import Evaluating
-from ddl.training.results.history import History
-from ddl.training.results.progress import shown
+from ddl.training.prediction import Predictions
+from ddl.training.progress import shown
 from ddl.training.runner import LoopRunner
+from ddl.training.state_checks import VariablesFinite
 
 
-class Trainer(Evaluating):
+class Trainer:
     """Trains a task with an optimizer on data, under a `tf.distribute` strategy.
 
     Create the model and the optimizer under `strategy.scope()`:
@@ -122,75 +126,100 @@ class Trainer(Evaluating):
             scope, or the optimizer was used before.
           DataError: If the data do not fit the task.
         """
-        given = locals()
-        of_subclass = frozenset(vars(self))
-        free_unused()
+        checks.check_types(Trainer.__init__, locals())
         check_task(task)
         task = cast(Task, task)
-        check_strategy(strategy)
-        self.strategy = strategy or tf.distribute.get_strategy()
         self.task: Any = task  # whose own attributes a type checker does not know
         self.model = getattr(task, "model", None)
         """The task's `model`; None if it keeps its models in other attributes."""
-        optimizer = from_keras_name(optimizer, self.strategy)
-        self.optimizer = optimizer
+        self.strategy = strategy = strategy or tf.distribute.get_strategy()
+        number_collectives(strategy)
+        replicas, workers = strategy.num_replicas_in_sync, Workers(strategy)
+        checks.check_batch_split(global_batch_size, replicas, accumulation_steps)
+        checks.check_computes_by_row(layers_of(task))
+        if max_skipped_updates < 1:
+            raise ConfigError(f"max_skipped_updates must be at least 1, got {max_skipped_updates}.")
+        self.optimizer = from_keras_name(optimizer, strategy)
         self.global_batch_size = global_batch_size
         self.accumulation_steps = accumulation_steps
         self.jit_compile = jit_compile
         self.pace = Pace(steps_per_loop)
-        check_batch_split(global_batch_size, self.strategy.num_replicas_in_sync, accumulation_steps)
-        options = Options.of(given)
-        parts = assemble(task, optimizer, train_data, eval_data, self.strategy, options)
-        warn_of_dense_updates(parts.update)
-        self._parts = parts
-        own = [] if parts.eval_pipeline is None else [parts.eval_pipeline]
-        note_arrays(self, [*parts.train.values(), *own])
-        self.pipelines = parts.train
+        self._workers = workers
+
+        self._data = data = building.Pipelines(
+            *(task, train_data, global_batch_size, accumulation_steps),
+            *(seed, shuffle, data_on_device),
+        )
+        self.pipelines = data.train
         """Pipeline of each source of training data, by its name; "" if there is only one."""
-        self.eval_pipeline = parts.eval_pipeline
-        """Pipeline of the evaluation data; None without any."""
         self.has_eval_data = eval_data is not None
         """Whether the trainer has evaluation data."""
-        self.training_layers = parts.training_layers
+        self.eval_pipeline = self._eval_pipeline(eval_data) if self.has_eval_data else None
+        """Pipeline of the evaluation data; None without any."""
+        checks.check_same_data(strategy, data.train, self.eval_pipeline)
+        probes = Probes(task, strategy, list(by_name(self.optimizer).values()))
+        plan = building.planned(
+            task, self.optimizer, probes, strategy, data.train, accumulation_steps
+        )
+        self._predictions = Predictions(
+            task,
+            strategy,
+            lambda source: data.in_order(source, may_reside=False, is_checked=False),
+            data.first.element_spec if "" in data.train else None,
+        )
+        self._evaluations = Evaluations(
+            *(
+                self.eval_pipeline,
+                functools.partial(building.probed_loss, probes, task, strategy),
+                Compiler(jit_compile, strategy, "evaluation"),
+            ),
+            *(corpus_metrics, self._predictions, strategy),
+        )
+        self.training_layers = building.training_layers(task, plan)
         """Layers of the task, without those that only compute as in an evaluation."""
-        self.metric_names = parts.update.metrics.names
+        checks.warn_of_batch_moments(
+            self.training_layers, strategy, accumulation_steps, batch_moments
+        )
+        checks.warn_of_tf32(strategy)
+        self._update = update = building.build_update(
+            *(task, self.optimizer, plan, data.train, strategy, clip_norm, weight_average),
+            *(loss_scale, batch_moments, communication, jit_compile, remat, shard_optimizer_state),
+        )
+        checks.warn_of_dense_updates(update)
+        self.metric_names = update.metrics.names
         """Names of the figures that `train` returns: "loss", or "loss/NAME" of each; metrics."""
-        self.eval_metric_names = parts.eval_metric_names
+        self.eval_metric_names = self._evaluations.names
         """Names of the metrics that `evaluate` returns, "loss" first; () if the task has none."""
-        self.updates_per_step = {name: one.times for name, one in parts.update.plan.applied.items()}
+        self.updates_per_step = {name: one.times for name, one in plan.applied.items()}
         """Updates of each optimizer in a step, by its name; None if that depends on a tensor."""
-        self.sharding = parts.update.sharding
+        self.sharding = update.sharding
         """The shares of the optimizers' slots; None if each replica holds whole slots."""
-        self.averages = parts.update.averages
+        self.averages = update.averages
         """Averages of the weights and of the moving statistics; None without `weight_average`."""
         self.history = History()
         """Figures that training and evaluation have read, by step."""
-        self._metrics = MetricReader(parts.update)
+        self._finite = VariablesFinite(update, workers)
+        self._trained = checks.TrainedVariables(task)
+        self._weights = EvaluationWeights(update.averages)
         self._runner = LoopRunner(
-            parts.update,
-            parts.workers,
-            self.pace,
-            parts.trained,
-            parts.evaluation_weights,
-            max_skipped_updates,
+            update, workers, self.pace, self._trained, self._weights, max_skipped_updates
         )
-        arguments = inspect.signature(Trainer.__init__).parameters
-        self._fixed = frozenset(arguments) | (frozenset(vars(self)) - of_subclass)
+        self._fixed = frozenset({*vars(self), *inspect.signature(Trainer).parameters})
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Raises ConfigError for a public attribute whose assignment would have no effect."""
-        if not name.startswith("_") and "_fixed" in vars(self):
-            check_attribute(self, name, self._fixed)
+        in_class = getattr(type(self), name, None)
+        may = callable(in_class) or getattr(in_class, "fset", None) is not None
+        if not (name.startswith("_") or may) and "_fixed" in vars(self):
+            known = {*self._fixed, *dir(type(self))}
+            meant = "" if name in known else did_you_mean(name, known)
+            raise ConfigError(
+                f"trainer.{name} cannot be set after the Trainer is created.{meant} Create a new "
+                "Trainer with a new optimizer; or assign to trainer.optimizer.learning_rate."
+            )
         super().__setattr__(name, value)
 
-    @property
-    def state(self) -> TrainingState:
-        """Training state other than model and optimizer; assigning calls `restore`."""
-        return self._runner.state
-
-    @state.setter
-    def state(self, state: TrainingState) -> None:
-        self.restore(state)
+    # ------------------------------------------------------------ training
 
     def train(
         self,
@@ -229,10 +258,10 @@ class Trainer(Evaluating):
         end = self.step + length_in_steps(steps, epochs, self.steps_per_epoch)
         actions = checked_actions(actions)
         self.check_consistent()
-        self._parts.trained.check()
+        self._trained.check()
         with (
-            deferring_interrupt(self.request_stop, self._runner.stop.withdraw),
-            shown(end, progress and self._parts.workers.is_chief, self.peek_metrics) as bars,
+            deferring_interrupt(self.request_stop, self.withdraw_stop),
+            shown(end, progress and self._workers.is_chief, self.peek_metrics) as bars,
         ):
             stopped = self._runner.run(end, [*bars, *actions])
             return self.peek_metrics() if stopped else self.read_metrics()
@@ -253,8 +282,8 @@ class Trainer(Evaluating):
 
     def trace(self) -> None:
         """Traces the training loop without running it, to raise errors in the task early."""
-        self._parts.trained.check()
-        self._runner.trace()
+        self._trained.check()
+        self._runner.loop.trace(self.state)
 
     def check_finite(self) -> None:
         """Raises TrainingDiverged if a weight, slot, statistic or average is not finite.
@@ -262,13 +291,13 @@ class Trainer(Evaluating):
         Variables that were not finite when the trainer was made are ignored. Eager, cross-replica
         context, on all workers.
         """
-        self._parts.finite.check(self.step)
+        self._finite.check(self.step)
 
     def check_consistent(self) -> None:
         """Raises ConfigError if model, optimizer and state do not belong to the same step."""
         self.check_has_own_weights()
         self._runner.check_not_lost()
-        optimizer_counts.check(self._parts.update, self.step)
+        self._runner.check_counts()
 
     def busy(self) -> AbstractContextManager[None]:
         """Makes `check_idle` raise an error within the `with` block, as during `train`."""
@@ -286,5 +315,237 @@ class Trainer(Evaluating):
         """Resumes from `state`. Restore the variables of model and optimizer first."""
         self.check_idle("Trainer.restore")
         self._runner.restore(state)
-        self._metrics.restart(self.step)
         self.history.drop_after(self.step)
+
+    def _eval_pipeline(self, data: Any, may_reside: bool = True) -> BatchPipeline:
+        """Returns the pipeline of evaluation data, which have the form of the training data."""
+        pipeline = self._data.in_order(data, may_reside=may_reside)
+        if "" in self.pipelines:
+            check_same_features(self._data.first.element_spec, pipeline.element_spec)
+            check_same_classes(self._data.first.source, pipeline.source)
+        return pipeline
+
+    # ------------------------------------------------------------ evaluation and prediction
+
+    def evaluate(self, data: Any = None, *others: Any, averaged: bool = True) -> dict[str, float]:
+        """Returns loss and metrics of a data set, each example counted once.
+
+        Eager, cross-replica context, on all workers.
+
+        Args:
+          data: As `train_data`; None takes the trainer's `eval_data`, whose means are added to
+            `history`.
+          *others: Must be empty.
+          averaged: Whether to evaluate the averaged weights, if the trainer keeps an average.
+            Within `evaluation_weights` the weights of that block are evaluated.
+
+        Raises:
+          ConfigError: If there are no data, or several.
+          DataError: If the data cannot be read, have other features than the training data, or if
+            all examples have weight 0.
+          KeyboardInterrupt: On SIGINT, in the main thread, after the evaluation.
+        """
+        self._check_call("evaluate", others)
+        pipeline = self.eval_pipeline
+        if data is not None:
+            may_reside = traits_of(self.strategy).asynchronous  # arrays are then sent to workers
+            pipeline = self._eval_pipeline(data, may_reside)
+        if pipeline is None:
+            raise ConfigError(
+                "The Trainer has no evaluation data. Pass eval_data to its constructor, or data to "
+                "evaluate."
+            )
+        with deferring_interrupt(), self.evaluation_weights(averaged=averaged):
+            means = self._evaluations.run(pipeline, self.state)
+            if data is None and averaged:
+                self.history.write(self.step, self.epoch_at(self.step), "eval", means)
+        return means
+
+    def predict(self, data: Any, *others: Any, averaged: bool = True) -> Any:
+        """Returns the outputs of the task's `predict` for each example, in order.
+
+        Eager, cross-replica context, on all workers.
+
+        Args:
+          data: As `train_data`, without the features that `predict` does not read; or an array or
+            a `tf.data.Dataset` of inputs.
+          *others: Must be empty.
+          averaged: As in `evaluate`.
+
+        Returns:
+          Arrays [n, …], in the structure that `predict` of the task returns.
+
+        Raises:
+          ConfigError: If the task has no `predict` or its outputs are not [batch, …].
+          DataError: If the data cannot be read, or a feature is missing or has another shape than
+            in the training data.
+          KeyboardInterrupt: On SIGINT, in the main thread, after the prediction.
+        """
+        self._check_call("predict", others)
+        with deferring_interrupt(), self.evaluation_weights(averaged=averaged):
+            return self._predictions.all(data, self.state)
+
+    def predict_batches(
+        self,
+        data: Any,
+        *,
+        features: Sequence[str] = (),
+        first_batch: int = 0,
+        averaged: bool = True,
+        keeps: bool = True,
+    ) -> Generator[tuple[Any, dict[str, Any]] | None, None, None]:
+        """Yields the outputs of the task's `predict` batch by batch, which needs little memory.
+
+        The model holds the evaluation weights until the last batch, or until the iterator is
+        closed; training before that is an error. If several iterators, or a block of
+        `evaluation_weights` around them, are open, the first one determines the weights, and the
+        last one to end restores the model's own. Eager, cross-replica context, on all workers, each
+        of which must take all batches.
+
+        Args:
+          data: As in `predict`.
+          features: Names of features of the data to yield beside the outputs.
+          first_batch: Number of the first batch, counted from 0; batches have `global_batch_size`
+            rows.
+          averaged: As in `evaluate`.
+          keeps: Whether this process needs the outputs. If False, each batch is None.
+
+        Yields:
+          The outputs, arrays [b, …] in the structure that `predict` of the task returns, and a dict
+          of the features. The last batch may have fewer rows than the others.
+
+        Raises:
+          ConfigError: As `predict`.
+          DataError: As `predict`, or if the data lack one of `features`.
+        """
+        self._check_call("predict_batches")
+        with self.evaluation_weights(averaged=averaged):
+            yield from self._predictions.batches(
+                data, self.state, features, first_batch, keeps=keeps
+            )
+
+    def check_predicts(self, what: str) -> None:
+        """Checks that the task has outputs.
+
+        Args:
+          what: Name of what needs the outputs, for the error.
+
+        Raises:
+          ConfigError: If the task has no `predict`, or the strategy is asynchronous.
+        """
+        self._predictions.check_predicts(what)
+
+    def evaluation_weights(self, *, averaged: bool = True) -> AbstractContextManager[None]:
+        """Gives the model the weights for evaluation and export within the `with` block.
+
+        These weights are the averages, if the trainer keeps them and `averaged` is True, or else
+        the model's own. After the block, and after the last batch of iterators of `predict_batches`
+        that are still open, the model's own weights are restored bit for bit; training and
+        checkpoints need the own weights. Eager, cross-replica context, on all workers.
+        """
+        return self._weights.applied(averaged)
+
+    def check_has_own_weights(self) -> None:
+        """Raises ConfigError within `evaluation_weights`."""
+        self._weights.check_not_applied()
+
+    def _check_call(self, method: str, others: Sequence[Any] = ()) -> None:
+        """Raises ConfigError for several data sets, and where not all workers can take part."""
+        if others:
+            raise ConfigError(
+                f"{method} takes one data set, got {1 + len(others)} positional arguments. Pass "
+                f"inputs and labels as one argument: {method}((x, y))."
+            )
+        self._workers.check_together(f"Trainer.{method}")
+        self._runner.check_not_lost()
+
+    # ------------------------------------------------------------ readings
+
+    @property
+    def state(self) -> TrainingState:
+        """Training state other than model and optimizer; assigning calls `restore`."""
+        return self._runner.state
+
+    @state.setter
+    def state(self, state: TrainingState) -> None:
+        self.restore(state)
+
+    @property
+    def step(self) -> int:
+        """Number of updates made so far."""
+        return self._runner.step
+
+    @property
+    def restores(self) -> int:
+        """Number of states that were restored so far."""
+        return self._runner.restores
+
+    @property
+    def trace_count(self) -> int:
+        """Number of traces of the training loop: 1 after the first call, with no retrace later."""
+        return self._runner.loop.trace_count
+
+    @property
+    def variables_in_use(self) -> list[tf.Variable]:
+        """Variables that the traced loop reads or writes, with each replica's copy.
+
+        Without those that hold values during an update alone. Empty before the first trace, and
+        always empty with parameter servers.
+        """
+        stand_ins = self.sharding.handles_of_stand_ins if self.sharding else ()
+        used = self._runner.loop.variables
+        return [variable for variable in used if id(variable.handle) not in stand_ins]
+
+    @property
+    def skipped_updates(self) -> int:
+        """Number of updates skipped so far because a gradient was not finite."""
+        state = self.state
+        return int(state.batches) - int(state.batches_left_out) - int(state.step)
+
+    @property
+    def loss_scale(self) -> float | None:
+        """Current loss scale; None without loss scaling."""
+        return float(self.state.loss_scale) if self._update.loss_scale else None
+
+    @property
+    def learning_rates(self) -> dict[str, float]:
+        """Learning rate of each optimizer, as "learning_rate" or "learning_rate/NAME"."""
+        return self._runner.learning_rates()
+
+    def read_metrics(self) -> dict[str, float]:
+        """Returns the means of loss and metrics since the last read, and resets them.
+
+        Adds them to `history`. With `clip_norm`, the result also holds "gradient_norm", the mean
+        global norm before clipping, with a "/NAME" for each of several optimizers.
+
+        Raises:
+          DataError: If the feature "weight" was 0 for all examples so far.
+        """
+        is_new = self.step > self._runner.last_read
+        self._runner.check_some_weight()
+        means = self.peek_metrics()
+        self._runner.state = self.state.without_metrics()
+        if is_new:
+            self.history.write(self.step, self.epoch_at(self.step), "train", means)
+        return means
+
+    def peek_metrics(self) -> dict[str, float]:
+        """Returns the same means as `read_metrics`, without resetting or recording them."""
+        return self._runner.means()
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Updates in which each example of the first source is seen once; None if unknown."""
+        return self._data.first.steps_per_epoch
+
+    def count_examples(self) -> None:
+        """Counts the examples of data of unknown length, by reading them once.
+
+        Raises:
+          DataError: If the data have no end.
+        """
+        self._data.first.count_examples()
+
+    def epoch_at(self, step: int) -> float:
+        """Returns the passes over the training data at a step; 0 for data of unknown length."""
+        return step / self.steps_per_epoch if self.steps_per_epoch else 0.0

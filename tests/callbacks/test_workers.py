@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-
-from ddl.callbacks import Every
 from ddl.callbacks.calling import Calls, names_of
 from ddl.callbacks.fingerprint import _bytes_of, _checksum
+
+from ddl.callbacks import Every
 from ddl.distribution.workers import Workers, alone
 from ddl.errors import ConfigError
 

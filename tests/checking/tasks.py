@@ -98,31 +98,6 @@ def gan(strategy):
     return trained(strategy, Gan(), optimizers)
 
 
-# ------------------------------------------------------------ no trainers
-
-
-def nothing(strategy):
-    trained(strategy, Tiny())
-
-
-def no_argument():
-    return trained(None, Tiny())
-
-
-def in_float32(strategy):
-    class Added(Tiny):
-        def changed(self, loss):
-            return loss + tf.ones([], tf.float32)
-
-    return trained(strategy, Added())
-
-
-def on_one_device_only(strategy):
-    if strategy.num_replicas_in_sync > 1:
-        raise RuntimeError("no second device")
-    return trained(strategy, Tiny())
-
-
 # ------------------------------------------------------------ losses and metrics
 
 
@@ -172,29 +147,7 @@ def a_draw_by_python(strategy):
     return trained(strategy, Drawn())
 
 
-@refused
-def a_metric_that_does_not_add_up(strategy):
-    class Share(Tiny):
-        def metrics(self, is_right):
-            return {"share": is_right / (1 + tf.reduce_sum(is_right))}
-
-    return trained(strategy, Share())
-
-
 # ------------------------------------------------------------ gradients, state, step, optimizer
-
-
-@planted("weight", "gradient or optimizer")
-def a_clip_in_a_custom_gradient(strategy):
-    @tf.custom_gradient
-    def clipped(loss):
-        return tf.identity(loss), lambda upstream: tf.clip_by_norm(upstream, 0.01)
-
-    class Clipping(Tiny):
-        def changed(self, loss):
-            return clipped(loss)
-
-    return trained(strategy, Clipping())
 
 
 @refused

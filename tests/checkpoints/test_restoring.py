@@ -28,9 +28,7 @@ def make_trainer(seed):
     words = {name: random.integers(0, size, 8) for name, size in CATEGORIES.items()}
     with make_strategy("one_device", 1).scope():
         return ddl.Trainer(
-            ddl.Classification(
-                ddl.models.table_mlp(3, categories=CATEGORIES, hidden_units=(4,), max_table_parts=2)
-            ),
+            ddl.Classification(ddl.models.table_mlp(3, categories=CATEGORIES, hidden_units=(4,))),
             keras.optimizers.SGD(0.1),
             {**words, "label": random.integers(0, 3, 8)},
             global_batch_size=4,

@@ -2,11 +2,8 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from ddl.data.combine import concatenate, mix, subset
-from ddl.data.source import Source
-from ddl.errors import ConfigError, DataError
 
 
 class Items:
@@ -40,13 +37,6 @@ def numbers(source):
     return rows["x"].tolist()
 
 
-def decode_as(name):
-    def decode(item, seed):
-        return {"x": item["x"], "text": tf.strings.join([name, item["text"]])}
-
-    return decode
-
-
 MAKES = [arrays, Items]
 
 
@@ -65,14 +55,6 @@ def test_concatenations_hold_all_examples_in_order(make):
     assert rows["x"].tolist() == [21, 0, 10, 21]
 
 
-def test_parts_of_arrays_in_memory_stay_arrays(tmp_path):
-    for made in (subset(arrays(0, 4), 2), concatenate([arrays(0, 4), arrays(4, 1)])):
-        assert made.arrays is not None
-    np.save(tmp_path / "x.npy", np.arange(4))
-    mapped = {"x": np.load(tmp_path / "x.npy", mmap_mode="r")}
-    assert subset(mapped, 2).arrays is None
-
-
 def test_a_mixture_has_its_shares_and_holds_each_example():
     mixed = mix([Items(0, 100), Items(1000, 30), Items(2000, 5)], [0.5, 0.3, 0.2])
     found = np.array(numbers(mixed))
@@ -82,48 +64,3 @@ def test_a_mixture_has_its_shares_and_holds_each_example():
     occurring = np.unique(found, return_counts=True)[1]
     assert occurring.tolist() == [1] * 100 + [2] * 30 + [8] * 5
     assert set(found[:50] // 1000) == {0, 1, 2}  # mixed also without shuffle
-
-
-def test_a_mixture_of_sources_of_one_size_does_not_align_them():
-    found = np.array(numbers(mix([Items(0, 500), Items(1000, 500)], [0.5, 0.5])))
-    first, second = found[found < 1000], found[found >= 1000] - 1000
-    assert np.mean(first[:400] == second[:400]) < 0.05
-
-
-def test_one_decode_is_passed_on():
-    decode = decode_as("a")
-    sources = [Source(Items(n, 2), decode, files=[f"file{n}"]) for n in (0, 5)]
-    for made in (concatenate(sources), subset(sources[0], 1), mix(sources, [0.5, 0.5])):
-        assert made.decode is decode
-        assert made.files[0] == "file0"
-
-
-def test_a_part_has_the_attributes_of_its_source():
-    assert subset(Items(0, 3), 2).items.class_names == ("even", "odd")
-    assert not hasattr(concatenate([Items(0, 3), Items(3, 1)]).items, "class_names")
-
-
-X = {"x": np.arange(4)}
-WRONG = {
-    "too many": (lambda: subset(X, 5), "from 1 to 4"),
-    "none": (lambda: subset(X, 0), "from 1 to 4"),
-    "an index beyond": (lambda: subset(X, [0, 4]), "indices below that"),
-    "a negative index": (lambda: subset(X, [-1]), "indices below that"),
-    "a fraction": (lambda: subset(X, [0.5]), "indices below that"),
-    "a tf.data.Dataset": (lambda: concatenate([tf.data.Dataset.range(3)]), "take, skip"),
-    "no sources": (lambda: mix([], []), "list of at least one source"),
-    "other features": (lambda: concatenate([X, {"y": X["x"]}]), "Number 0 has x.*number 1 has y"),
-    "other shapes": (lambda: mix([X, {"x": np.ones([2, 3])}], [0.5, 0.5]), "same features"),
-    "other decodes": (
-        lambda: concatenate([Source(Items(0, 2), decode_as("a")), Items(2, 2)]),
-        "same features and decode.*one decode to all",
-    ),
-    "shares": (lambda: mix([X, X], [0.5, 0.6]), "positive numbers with sum 1"),
-    "no share": (lambda: mix([X, X], [1.0, 0.0]), "positive"),
-}
-
-
-@pytest.mark.parametrize(("call", "told"), WRONG.values(), ids=WRONG)
-def test_wrong_arguments_are_refused(call, told):
-    with pytest.raises((ConfigError, DataError), match=told):
-        call()

@@ -65,22 +65,6 @@ def test_a_run_that_resumes_in_an_epoch_ends_with_the_same_bits(kind, folder):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_epoch_holds_each_example_once(kind, folder):
-    pipeline = ddl.data.BatchPipeline(
-        ddl.data.as_source(data_of(kind, folder)), 8, seed=5, resident=False
-    )
-    iterator = pipeline.iterator(tf.distribute.get_strategy())
-    steps = -(-pipeline.count_examples() // 8)
-    for _ in range(2):
-        numbers = []
-        for _ in range(steps):
-            batch = next(iterator)
-            counted = batch.get("weight", tf.ones([8])).numpy() > 0
-            numbers += batch["number"].numpy()[counted].tolist()
-        assert sorted(numbers) == list(range(ROWS))
-
-
 # What people have, and what they write on their first attempt.
 def interleaved():
     parts = tf.data.Dataset.range(4).interleave(

@@ -1,7 +1,5 @@
 """Iterators end before their data set and before Python, which their threads may call."""
 
-import gc
-
 import pytest
 import tensorflow as tf
 
@@ -41,36 +39,3 @@ def test_all_iterators_end(kind):
     (made,) = made_by(iterator)
     name = "_iterator_resource" if kind == "default" else "_multi_device_iterator_resource"
     assert getattr(made, name) is None
-
-
-@pytest.mark.parametrize("where", ["eager", "while_tracing"])
-def test_a_dropped_distributed_iterator_reads_nothing_more(where):
-    """TensorFlow frees the data set before it waits for the thread that reads it."""
-    iterator = iterator_over(make_strategy("mirrored", 2))
-    next(iterator)
-    (made,) = made_by(iterator)
-    resource, specs = made._multi_device_iterator_resource, tf.nest.flatten(made.element_spec)
-
-    def read(incarnation: int) -> list[tf.Tensor]:
-        return tf.raw_ops.MultiDeviceIteratorGetNextFromShard(
-            multi_device_iterator=resource,
-            shard_num=0,
-            incarnation_id=tf.constant(incarnation, tf.int64),
-            output_types=[spec.dtype for spec in specs],
-            output_shapes=[spec.shape for spec in specs],
-        )
-
-    read(1)
-    dropped = [iterator]
-    del iterator, made
-
-    def drop() -> tf.Tensor:
-        dropped.clear()
-        gc.collect()
-        return tf.zeros([])
-
-    drop() if where == "eager" else tf.function(drop).get_concrete_function()
-    with pytest.raises(tf.errors.InvalidArgumentError, match="incarnation"):
-        read(1)
-    with pytest.raises(tf.errors.OutOfRangeError):
-        read(2)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from ddl.data import BatchPipeline, Source, batch_indices
 from ddl.data import pipeline as module
-from tests.conftest import LikeGpus, make_strategy
+from tests.conftest import make_strategy
 from tests.data.test_source import crop
 
 UPDATES = 4
@@ -96,59 +96,6 @@ def test_every_strategy_gets_the_same_rows_in_the_same_places(strategy, accumula
         assert_same(found, expected(pipeline, data, first))
 
 
-@pytest.mark.usefixtures("gpu_path")
-@pytest.mark.parametrize("size", [22, 24])  # all batches full, or not
-@pytest.mark.parametrize("resident", [True, False])
-def test_gpus_get_the_same_rows_without_int32_or_weights_of_1(size, resident):
-    strategy, data = LikeGpus(2), arrays() | {"word": np.arange(2**32 - 22, 2**32, dtype="u4")}
-    pipeline = BatchPipeline(Source(data), size, seed=3, resident=resident)
-    (found,) = updates(pipeline, strategy)
-    assert_same(found, expected(pipeline, data))
-    (sent,) = strategy.distributed
-    assert not {tf.int32, tf.uint32} & {spec.dtype for spec in sent.element_spec.values()}
-    assert ("weight" in sent.element_spec) == (size == 24)
-
-
-def items_of(data):
-    names = list(data)
-    return [dict(zip(names, row, strict=True)) for row in zip(*data.values(), strict=True)]
-
-
-def same(item, seed):
-    return item
-
-
-@pytest.mark.parametrize("kind", ["resident", "arrays", "items", "decoded"])
-def test_text_and_weights(kind):
-    """An example's weight counts, that of padding is 0."""
-    data = {"number": np.arange(22), "weight": np.linspace(0.1, 2, 22)}
-    if kind != "resident":
-        data["text"] = np.array([f"{i}\0é".encode() for i in range(22)], object)
-    items = items_of(data) if kind in ("items", "decoded") else data
-    source = Source(items, same if kind == "decoded" else None)
-    pipeline = pipeline_of(source, accumulated=(2, 2), seed=1, resident=kind == "resident")
-    assert not pipeline.always_full
-    assert not BatchPipeline(source, 11).always_full
-    (found,) = updates(pipeline, make_strategy("mirrored", 2))
-    of_rows = data.pop("weight").astype(np.float32)
-    wanted = expected(pipeline, data)
-    np.testing.assert_array_equal(found["weight"], wanted["weight"] * of_rows[wanted["number"]])
-    assert found["weight"].dtype == np.float32
-    for name, values in data.items():
-        np.testing.assert_array_equal(found[name], values[wanted["number"]])
-
-
-@pytest.mark.parametrize("sizes", [(3, 8), (5, 1), (1, 4), (8, 8), (1300, 500)])
-@pytest.mark.parametrize("resident", [True, False])
-def test_sizes_of_data_and_batch(sizes, resident):
-    data = {"x": np.arange(sizes[0])}
-    pipeline = BatchPipeline(Source(data), sizes[1], seed=5, order_seed=2, resident=resident)
-    assert pipeline.count_examples() == pipeline.num_examples == sizes[0]
-    assert pipeline.always_full == (sizes[0] % sizes[1] == 0)
-    (found,) = updates(pipeline, make_strategy("one_device", 1), (2,), 7)
-    assert_same(found, expected(pipeline, data, 2, 7))
-
-
 def decoded_source():
     """Examples that hold their own seeds."""
     return Source({"x": np.zeros([22, 2], np.float32), "label": np.arange(22)}, crop)
@@ -202,42 +149,3 @@ def test_workers_read_their_own_rows(kind, monkeypatch):
                 for replica, own in enumerate(strategy.experimental_local_results(each)):
                     wanted = part[:, :, 2 * index + replica]
                     np.testing.assert_array_equal(own, wanted.reshape(own.shape))
-
-
-@pytest.mark.parametrize("source", [Source({"x": np.arange(22)}), decoded_source()])
-def test_an_evaluation_repeats_the_first_epoch(source):
-    strategy = make_strategy("one_device", 1)
-    iterator = BatchPipeline(source, 8, seed=3).iterator(strategy, repeats=True)
-    made = [next(iter(next(iterator).values())).numpy().tolist() for _ in range(6)]
-    assert made[:3] == made[3:]
-    assert made[0] != made[1]
-
-
-@pytest.mark.parametrize("count", [5, 30])
-@pytest.mark.parametrize("kind", ["arrays", "items", "decoded"])
-def test_the_first_examples_are_those_of_the_first_batch(kind, count):
-    data = {"x": np.arange(22, dtype=">f4")[:, np.newaxis], "label": np.arange(22)}
-    items = items_of(data) if kind == "items" else data
-    source = Source(items, crop if kind == "decoded" else None)
-    pipeline = BatchPipeline(source, count, seed=4, resident=False)
-    found = {name: each.numpy() for name, each in pipeline.first_examples(count).items()}
-    (batches,) = updates(pipeline, make_strategy("one_device", 1), count=1)
-    weight = batches.pop("weight")[0]
-    assert weight.tolist() == [1] * min(count, 22) + [0] * (count - 22)
-    assert_same(found, {name: values[0] for name, values in batches.items()})
-
-
-@pytest.mark.parametrize("resident", [True, False])
-def test_arrays_are_neither_copied_nor_constants_of_the_graph(resident):
-    array = np.random.default_rng(0).integers(0, 99, (2_000, 10))
-    pipeline = BatchPipeline(Source({"x": array}), 10, resident=resident)
-    assert np.shares_memory(pipeline.source.arrays["x"], array)
-    strategy = make_strategy("one_device", 1)
-
-    @tf.function
-    def step(iterator):
-        batch = pipeline.next_batch(iterator, strategy, tf.zeros([], tf.int64))
-        return strategy.run(pipeline.examples, args=(batch,))["x"]
-
-    graph = step.get_concrete_function(pipeline.iterator(strategy)).graph
-    assert graph.as_graph_def().ByteSize() < 50_000

@@ -1,8 +1,6 @@
 """Trains with the optimizer's state and averages in shares on the workers, and resumes.
 
-Each worker writes its results to FOLDER/INDEX.npz. The checkpoints are in FOLDER/sharded, of which
-those of one device in FOLDER/one lead to the same weights. Then layers are computed again without
-shares, and a batch overflows.
+Each worker writes its results to FOLDER/INDEX.npz. The checkpoints are in FOLDER/sharded.
 """
 
 import os
@@ -17,7 +15,6 @@ from ddl.distribution.strategies import build_strategy
 from ddl.distribution.workers import Workers
 from ddl.precision import set_precision
 from ddl.step.probes import Probes
-from ddl.step.remat import Remat
 from ddl.step.weight_average import ExponentialMovingAverage
 from ddl.training.trainer import Trainer
 
@@ -27,24 +24,11 @@ ARGUMENTS = {
     "weight_average": ExponentialMovingAverage(0.9),
 }
 
-OVERFLOWS = {
-    "shares": {},
-    "and computed again": {"remat": Remat("first")},
-}
-"""Arguments of trainers in shares, of which a batch overflows on the second worker, by name."""
-
 
 def main(folder: Path) -> None:
     strategy = build_strategy("auto")  # before any other operation
     Probes._check_rows = lambda *_: None  # type: ignore[method-assign]
-    from tests.step.sharding.trainers import (
-        adamw,
-        after_an_overflow,
-        averages,
-        make,
-        slot_bytes,
-        weights,
-    )
+    from tests.step.sharding.trainers import adamw, averages, make, slot_bytes, weights
 
     def of(trainer: Trainer) -> list[np.ndarray]:
         return [*weights(trainer), *averages(trainer)]
@@ -59,19 +43,9 @@ def main(folder: Path) -> None:
     checkpoints.finish()
     found |= {f"straight/{number}": value for number, value in enumerate(of(straight))}
     resumed = make(strategy, True, adamw, **ARGUMENTS)
-    for name in ("sharded", "one"):
-        Checkpoints(folder / name, resumed).restore_latest()
-        resumed.train(2, progress=False)
-        found |= {f"{name}/{number}": value for number, value in enumerate(of(resumed))}
-    again = make(strategy, False, adamw, **ARGUMENTS, remat=Remat("first"))
-    assert again._parts.update.gradient.remat is not None
-    again.train(5, progress=False)
-    found |= {f"computed again/{number}": value for number, value in enumerate(of(again))}
-    for name, given in OVERFLOWS.items():
-        trainer = after_an_overflow(strategy, True, **given)
-        trainer.train(5, progress=False)
-        counts = np.array([trainer.skipped_updates, trainer.loss_scale])
-        found |= {f"{name}/{number}": v for number, v in enumerate([*of(trainer), counts])}
+    Checkpoints(folder / "sharded", resumed).restore_latest()
+    resumed.train(2, progress=False)
+    found |= {f"resumed/{number}": value for number, value in enumerate(of(resumed))}
     np.savez(folder / f"{Workers(strategy).index}.npz", **found)
 
 

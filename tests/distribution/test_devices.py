@@ -8,7 +8,6 @@ from ddl.distribution.communication import Communication
 from ddl.distribution.devices import configure_devices, describe_devices
 from ddl.distribution.path import GPU, VIRTUAL_GPU, path_of
 from ddl.errors import ConfigError, DeviceError
-from tests.conftest import make_strategy
 
 SHARED = int(8192 * 0.85)
 
@@ -91,25 +90,10 @@ def test_one_gpu_is_split(machine):
     assert Communication().options().implementation.value == "RING"
 
 
-@pytest.mark.parametrize("gpus", [None, []])
-def test_without_gpus_named_the_cpu_is_split(machine, gpus):
-    configure_devices(gpus=gpus, num_virtual_devices=2)
-    assert [(len(parts), parts[0].memory_limit) for parts in machine.parts.values()] == [(2, None)]
-    assert not machine.visible
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "told"),
     [
         ({"gpus": [0, 7]}, DeviceError, r"GPU 7 is requested.*sees 2.*available: 0, 1"),
-        ({"gpus": [7], "num_virtual_devices": 2}, DeviceError, r"GPU 7 is .*available: 0, 1"),
-        ({"gpus": [0, 1, 0]}, ConfigError, "name each GPU once.* got 0, 1, 0. Remove the others"),
-        ({"gpus": [0, 0], "num_virtual_devices": 2}, ConfigError, "name each GPU once"),
-        (
-            {"gpus": [0, 1], "num_virtual_devices": 2},
-            ConfigError,
-            "a single one .* got 0, 1",
-        ),
         ({"num_virtual_devices": 0}, ConfigError, "at least 1, got 0"),
     ],
 )
@@ -120,31 +104,4 @@ def test_errors_change_nothing(machine, arguments, error, told):
     assert not machine.parts
 
 
-def test_a_driver_that_does_not_tell_the_memory(monkeypatch):
-    class Driver:
-        def __getattr__(self, name):
-            return lambda *_: 100  # no device
-
-    monkeypatch.setattr(devices.ctypes, "CDLL", lambda name: Driver())
-    with pytest.raises(DeviceError, match="memory of GPU 3 could not be read.*nvidia-smi"):
-        devices._memory_to_split(3)
-
-
 # The devices of this process: four virtual ones of its CPU.
-
-
-def test_a_gpu_that_is_not_there():
-    with pytest.raises(DeviceError, match=r"GPU 7 is requested.*sees 0"):
-        configure_devices(gpus=[7])
-
-
-@pytest.mark.parametrize("count", [2, 8])
-def test_another_number_of_virtual_devices_after_the_start(count):
-    tf.config.list_logical_devices()
-    with pytest.raises(DeviceError, match=f"{count} virtual devices.*already started with 4"):
-        configure_devices(num_virtual_devices=count)
-    configure_devices(num_virtual_devices=4)
-
-
-def test_description_of_virtual_devices():
-    assert describe_devices(make_strategy("mirrored", 2)) == "2 of CPU:0"

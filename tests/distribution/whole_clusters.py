@@ -3,11 +3,9 @@
 import hashlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from ddl.launcher.tasks import free_ports
@@ -31,12 +29,6 @@ def arguments(model_dir, *params):
     ]
 
 
-def launch(workers, *flags) -> subprocess.Popen:
-    """Starts `ddl.launch` with these flags for `ddl.main`."""
-    command = [sys.executable, "-m", "ddl.launch", f"--num_workers={workers}", "--"]
-    return start([*command, *map(str, flags)])
-
-
 def start(command, **environment) -> subprocess.Popen:
     return forked.Popen(
         command,
@@ -46,6 +38,12 @@ def start(command, **environment) -> subprocess.Popen:
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+def launch(workers, *flags) -> subprocess.Popen:
+    """Starts `ddl.launch` with these flags for `ddl.main`."""
+    command = [sys.executable, "-m", "ddl.launch", f"--num_workers={workers}", "--"]
+    return start([*command, *map(str, flags)])
 
 
 def free_addresses(count) -> list[str]:
@@ -98,13 +96,3 @@ def processes_of(model_dir) -> dict[int, int]:
             index = environment.split('"index":')[1].strip()[0]
             found[int(index)] = number
     return found
-
-
-def assert_none_left(model_dir):
-    deadline = time.monotonic() + 60
-    while processes_of(model_dir) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    left = processes_of(model_dir)
-    for number in left.values():
-        os.kill(number, signal.SIGKILL)
-    assert left == {}

@@ -69,7 +69,7 @@ def update_of(trainer: ddl.Trainer, most: int) -> Update:
 
 def evaluation_of(trainer: ddl.Trainer, most: int) -> Update:
     """Looks at the loop over the batches of a trainer's evaluation; see `update_of`."""
-    evaluation, state = trainer._parts.evaluation, trainer.state
+    evaluation, state = trainer._evaluations, trainer.state
     iterator = evaluation._pipeline.iterator(trainer.strategy, repeats=True)
     graph = evaluation._loop.get_concrete_function(
         iterator, tf.constant(4, tf.int64), state.batches, state.step

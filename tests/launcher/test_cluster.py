@@ -113,40 +113,11 @@ def test_parameter_servers_come_with_a_chief_that_leads(play):
 # ------------------------------------------------------------ one dies
 
 
-def test_when_one_dies_the_rest_is_ended_and_the_dead_is_named(play, capsys):
-    status, script = play(("worker 1", 3), workers=3)
-    assert status == 3
-    assert script.process("worker 0").received == [signal.SIGTERM]
-    errors = capsys.readouterr().err
-    assert "worker 1 ended with status 3." in errors
-    assert "worker 0" not in errors
-
-
-def test_the_one_that_was_lost_is_named_though_its_end_is_seen_later(play, capsys):
-    status, script = play(("worker 1", 77), ("worker 0", KILLED), on_signal={"worker 0": None})
-    assert status == 128 + signal.SIGKILL
-    assert script.process("worker 0").received == [signal.SIGTERM]
-    assert "worker 0 was killed by SIGKILL" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("first", [("worker 0", 3), ("chief", 0)])
-def test_what_happens_to_those_that_must_end_does_not_count(play, first):
-    """Such as an error of a parameter server whose chief is gone."""
-    status, _ = play(first, on_signal={"ps 0": -signal.SIGABRT, "worker 1": 70}, servers=1)
-    assert status == first[1]
-
-
 def test_one_that_ignores_sigterm_is_killed_after_the_grace(play, capsys):
     status, script = play(("worker 1", 3), on_signal={"worker 0": None})
     assert status == 3
     assert script.process("worker 0").received == [signal.SIGTERM, signal.SIGKILL]
     assert "killed worker 0: it did not end within 10 s of SIGTERM." in capsys.readouterr().err
-
-
-def test_those_that_are_done_wait_for_the_others(play):
-    status, script = play(("worker 0", 0), *[signal.SIGQUIT] * 50, ("worker 1", 0))
-    assert status == 0
-    assert script.process("worker 1").received == [signal.SIGQUIT] * 50  # which ends nothing
 
 
 @pytest.mark.parametrize(
@@ -185,21 +156,6 @@ def test_no_restart_where_it_is_not_wanted_or_makes_no_sense(play, capsys, statu
     assert ("No restart: " in errors) == bool(why)
 
 
-def test_restarts_go_on_while_the_newest_checkpoint_grows(play, monkeypatch):
-    steps = iter([-1, 8, 9, 10, 10, 7])  # at the start, then after each death
-    monkeypatch.setattr(cluster, "newest_step", lambda folder: next(steps))
-    ended, script = play(*[("worker 1", 70), signal.SIGQUIT] * 5, max_restarts=2)
-    assert ended == 70
-    assert len(script.started) == 2 * 5
-
-
-def test_the_newest_step(tmp_path):
-    assert cluster.newest_step(None) == cluster.newest_step(tmp_path / "absent") == -1
-    for name in ("ckpt-9.index", "ckpt-10.index", "ckpt-11.data-00000-of-00001"):
-        (tmp_path / name).touch()
-    assert cluster.newest_step(tmp_path) == 10
-
-
 def test_a_worker_of_parameter_servers_is_restarted_alone(play, capsys):
     status, script = play(("worker 1", KILLED), ("chief", 0), servers=1, max_restarts=1)
     assert status == 0
@@ -207,15 +163,6 @@ def test_a_worker_of_parameter_servers_is_restarted_alone(play, capsys):
     first, second = (one for one in script.started if str(one.task) == "worker 1")
     assert first.config == second.config
     assert "Restart 1 of 1: worker 1 alone." in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("dies", "status"), [("worker 1", 1), ("worker 1", 77), ("ps 0", 3)])
-def test_an_end_that_ends_a_cluster_with_parameter_servers(play, capsys, dies, status):
-    """An error in flags, a worker that lost another process, a parameter server."""
-    events = (dies, status), *[signal.SIGQUIT] * 3, (dies, status)
-    ended, _ = play(*events, servers=1, max_restarts=1)
-    assert ended == status
-    assert "alone" not in capsys.readouterr().err
 
 
 # ------------------------------------------------------------ signals
@@ -228,33 +175,3 @@ def test_a_signal_is_passed_on_to_all_and_nothing_restarts(play, capsys, number)
     assert status == 75
     assert [process.received for process in script.started] == [[number]] * 2
     assert capsys.readouterr().err == ""
-
-
-def test_who_still_saves_is_not_disturbed_by_who_is_done(play):
-    """A second SIGTERM would end ddl.main at once."""
-    waits = [signal.SIGQUIT] * 200
-    saves = {"worker 0": None, "worker 1": 75}
-    status, script = play(signal.SIGTERM, *waits, ("worker 0", 75), on_signal=saves)
-    assert status == 75
-    assert script.process("worker 0").received == [signal.SIGTERM, *waits]
-
-
-def test_a_second_signal_kills_all(play, capsys):
-    saves = {"worker 0": None, "worker 1": 75}
-    status, _ = play(signal.SIGTERM, signal.SIGQUIT, signal.SIGINT, on_signal=saves)
-    assert status == 128 + signal.SIGKILL  # and not that of the one that was able to save
-    assert "killed worker 0: it was still running at the second signal." in capsys.readouterr().err
-
-
-def test_a_chief_that_saves_speaks_for_those_that_end_of_the_signal(play):
-    stops = signal.SIGTERM, signal.SIGQUIT, ("chief", 75)
-    status, script = play(*stops, on_signal={"chief": None}, servers=1)
-    assert (status, script.process("chief").received) == (75, [*stops[:2]])
-
-
-def test_one_that_dies_while_all_stop_ends_the_rest(play, capsys):
-    stops = {"worker 0": None, "worker 1": 3}
-    status, script = play(signal.SIGTERM, on_signal=stops, max_restarts=1)
-    assert status == 3
-    assert script.process("worker 0").received[-1] == signal.SIGKILL
-    assert "restart" not in capsys.readouterr().err.lower()

@@ -5,7 +5,6 @@ import os
 import pytest
 
 from ddl.errors import ConfigError
-from ddl.launcher import pinning
 from ddl.launcher.pinning import pinned
 from ddl.launcher.tasks import cluster_tasks
 
@@ -18,18 +17,6 @@ def test_cores_are_shared_alike_and_only_those_at_hand(monkeypatch):
     assert [chief, server] == [cluster_tasks(2, 1)[0], cluster_tasks(2, 1)[-1]]
     with pytest.raises(ConfigError, match="needs 6 cores for --num_workers=6, got 5. Lower"):
         pinned(cluster_tasks(6), "cores")
-
-
-def test_threads_of_one_core_stay_together(monkeypatch, tmp_path):
-    """Cores 0 and 2 are two threads of one core here, and so are 1 and 3."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3})
-    monkeypatch.setattr(pinning, "_TOPOLOGY", tmp_path)
-    for core in range(4):
-        topology = tmp_path / f"cpu{core}/topology"
-        topology.mkdir(parents=True)
-        (topology / "physical_package_id").write_text("0\n")
-        (topology / "core_id").write_text(f"{core % 2}\n")
-    assert [task.cores for task in pinned(cluster_tasks(2), "cores")] == [{0, 2}, {1, 3}]
 
 
 TWO = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1e2f-aa)
@@ -65,10 +52,6 @@ def test_each_worker_has_a_gpu(monkeypatch, tmp_path, listed, named, gpus):
     assert visible(tmp_path, monkeypatch, listed, named) == gpus
     with pytest.raises(ConfigError, match="needs 3 gpus for --num_workers=3, got 2. Lower"):
         visible(tmp_path, monkeypatch, listed, named, workers=3)
-
-
-def test_a_chief_and_servers_have_none(monkeypatch, tmp_path):
-    assert visible(tmp_path, monkeypatch, TWO, None, 1, 1) == ["", "GPU-1e2f-aa", ""]
 
 
 @pytest.mark.parametrize(("named", "wrong"), [("0,4", "4"), ("-1", "-1"), ("1,0,1", "1")])

@@ -130,25 +130,6 @@ start_another()
         ]
 
 
-def test_one_dies_and_all_end(launch, tmp_path):
-    """So do processes that they started, and one that ignores SIGTERM."""
-    program = """
-if index == 1:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-start_another()
-running()
-wait_for("worker-0.pid", "worker-1.pid", "worker-2.pid")
-if index == 2:
-    print("the end")
-    sys.exit(3)
-wait_for_ever()
-"""
-    status, _, errors = finish(launch(program, 3), tmp_path, 6)
-    assert status == 3
-    assert errors.index("[worker 2] the end") < errors.index("worker 2 ended with status 3.")
-    assert "The launcher killed worker 1: it did not end" in errors
-
-
 def test_a_launcher_that_is_killed_leaves_nothing_behind(launch, tmp_path):
     program = """
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

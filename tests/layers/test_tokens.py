@@ -1,8 +1,12 @@
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import ddl
+from tests.conftest import microbatch
+
+TOKENS = np.random.default_rng(0).integers(1, 50, (200, 400))
 
 
 def test_logits_share_the_table_and_its_gradient():
@@ -21,30 +25,6 @@ def test_logits_share_the_table_and_its_gradient():
     np.testing.assert_allclose(tf.convert_to_tensor(gradient), expected, rtol=1e-5)
 
 
-def test_no_operation_of_the_gradient_is_larger_than_the_logits():
-    """An einsum would hold a table for each position: 8 times the time of the whole model."""
-    layer = ddl.layers.TiedEmbedding(50, 16)
-    layer.build((None, None))
-
-    @tf.function
-    def gradient(vectors):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(layer(vectors, as_logits=True) ** 2)
-        return tape.gradient(loss, layer.embeddings.value)
-
-    graph = gradient.get_concrete_function(tf.TensorSpec([4, 8, 16])).graph
-    sizes = [out.shape.num_elements() for op in graph.get_operations() for out in op.outputs]
-    assert max(size for size in sizes if size) == 4 * 8 * 50
-
-
-def test_a_class_token_stands_first_and_positions_are_added():
-    vectors = tf.random.normal([2, 3, 4])
-    token, positions = ddl.layers.ClassToken(), ddl.layers.PositionEmbedding("ones")
-    outputs = positions(token(vectors)).numpy()
-    np.testing.assert_array_equal(outputs[:, 0], np.ones((2, 4)))
-    np.testing.assert_allclose(outputs[:, 1:], vectors + 1)
-
-
 def test_are_saved_with_a_model(tmp_path):
     tokens = keras.Input((3,), dtype="int64")
     table = ddl.layers.TiedEmbedding(5, 4)
@@ -55,3 +35,27 @@ def test_are_saved_with_a_model(tmp_path):
     inputs = np.array([[0, 1, 4]])
     loaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(loaded(inputs), model(inputs))
+
+
+def masked(first_row=0, rows=200, training=True, **arguments):
+    layer = ddl.layers.TokenMasking(50, 2**20, kept_tokens=(7,))
+    with microbatch(first_row, rows, training=training).forward():
+        return layer(tf.constant(TOKENS[first_row : first_row + rows]), **arguments)
+
+
+def test_masking_takes_its_shares_and_keeps_tokens():
+    can_mask = np.tile(np.arange(400) < 300, (200, 1))
+    found, weight = (each.numpy() for each in masked(can_mask=can_mask))
+    assert not weight[(TOKENS == 7) | ~can_mask].any()
+    assert weight[(TOKENS != 7) & can_mask].mean() == pytest.approx(0.15, abs=0.005)
+    np.testing.assert_array_equal(found[weight == 0], TOKENS[weight == 0])
+    assert (found == 50).sum() / weight.sum() == pytest.approx(0.8, abs=0.02)
+    random = found[found > 50]
+    assert len(random) / weight.sum() == pytest.approx(0.1, abs=0.02)
+    assert random.mean() == pytest.approx(2**19, rel=0.05)
+
+
+def test_replicas_mask_as_one_device_does():
+    whole, part = masked(), masked(4, 8)
+    np.testing.assert_array_equal(part.token, whole.token[4:12])
+    assert (masked(training=False).token.numpy() != whole.token.numpy()).any()

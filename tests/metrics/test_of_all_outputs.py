@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import ddl
-from ddl.errors import ConfigError, DataError
+from ddl.errors import ConfigError
 from ddl.metrics import OfAllOutputs
 from tests.conftest import make_strategy
 
@@ -77,11 +77,6 @@ def test_rows_of_weight_0_are_left_out(features):
     assert trainer.predict(DATA, weightless=False)["sum"].shape == (N,)
 
 
-def test_evaluation_data_are_checked_when_the_trainer_is_made():
-    with pytest.raises(DataError, match="'plaice' the data do not have"):
-        trainer_of(OfAllOutputs(checked, ["n"], features=["plaice"]))
-
-
 def test_the_memory_is_checked_before():
     """Of each example: sum and out, float32 [] and [2]; place, int64."""
 
@@ -95,51 +90,18 @@ def test_the_memory_is_checked_before():
         trainer_of(wants).evaluate()
 
 
-def test_after_a_divergence_the_function_is_not_called():
-    def fails(outputs, features):
-        raise AssertionError("called")
-
-    trainer = trainer_of(OfAllOutputs(fails, ["n"]))
-    trainer.model.variables[0].assign(np.full((3, 2), np.nan))
-    assert np.isnan(trainer.evaluate()["n"])
-
-
 def constant(value):
     return OfAllOutputs(lambda outputs, features: value, ["n"])
 
 
 @pytest.mark.parametrize(
-    ("metrics", "options", "error", "message"),
+    ("metrics", "task", "message"),
     [
-        (constant({"m": 1}), {}, ConfigError, "each figure, n, to a number, got {'m': 1}"),
-        (constant({"n": "x"}), {}, ConfigError, "to a number, got {'n': 'x'}"),
-        (constant({"n": 1}), {"task": Silent}, ConfigError, "Silent has no outputs to predict"),
-        (OfAllOutputs(checked, ["loss2"]), {"task": None}, ConfigError, "figures loss2"),
-        ([constant({"n": 1})] * 2, {}, ConfigError, "Two of Trainer.corpus_metrics have .* 'n'"),
-        (checked, {}, ConfigError, "must be a ddl.metrics.OfAllOutputs"),
+        (constant({"m": 1}), Pairs, "each figure, n, to a number, got {'m': 1}"),
+        (constant({"n": 1}), Silent, "Silent has no outputs to predict"),
+        ([constant({"n": 1})] * 2, Pairs, "Two of Trainer.corpus_metrics have .* 'n'"),
     ],
 )
-def test_what_is_refused(metrics, options, error, message):
-    class Loss2(Pairs):
-        def per_example(self, features, training):
-            output = super().per_example(features, training)
-            return output._replace(metrics={"loss2": output.loss})
-
-    if "task" in options and options["task"] is None:
-        options = {"task": Loss2}
-    with pytest.raises(error, match=message):
-        trainer_of(metrics, **options).evaluate()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((lambda outputs: {}, ["n"]), r"a function of \(outputs, features\)"),
-        ((checked, "n"), "must be lists of names, got 'n'"),
-        ((checked, ["n", "step"]), "has names of ddl's own: step. Rename"),
-        ((checked, []), r"must be lists of names, got \[\]"),
-    ],
-)
-def test_bad_arguments(arguments, message):
+def test_what_is_refused(metrics, task, message):
     with pytest.raises(ConfigError, match=message):
-        OfAllOutputs(*arguments)
+        trainer_of(metrics, task=task).evaluate()

@@ -11,7 +11,6 @@ from ddl import config, data
 from ddl.config import registry
 from ddl.distribution.communication import Communication
 from ddl.distribution.workers import Workers
-from ddl.errors import ConfigError
 from ddl.run import train
 from tests.conftest import make_strategy
 
@@ -126,25 +125,3 @@ def test_low_rank_adaptation_leaves_the_kernels(tmp_path):
     assert "logits/kernel" in paths
     assert any(path.endswith("lora_kernel_b") for path in paths)
     assert not [path for path in paths if path.endswith("/kernel") and "logits" not in path]
-
-
-@needs_keras_hub
-def test_a_model_of_keras_hub_comes_from_a_folder(tmp_path):
-    trainer = trainer_of(tmp_path, "import keras_hub", STANDARD, BERT)
-    trainer.task.model.save_to_preset(str(tmp_path / "preset"))
-    preset = """
-    Trainer.train_data = @sentences()
-    Classification.model = @keras_hub.models.TextClassifier.from_preset()
-    keras_hub.models.TextClassifier.from_preset.preset = '{}'
-    keras_hub.models.TextClassifier.from_preset.preprocessor = None
-    """.replace("\n    ", "\n").format(tmp_path / "preset")
-    other = trainer_of(tmp_path, "import keras_hub", STANDARD, preset)
-    expected = trainer.task.model.get_weights()
-    for value, one in zip(other.task.model.get_weights(), expected, strict=True):
-        np.testing.assert_array_equal(value, one)
-
-
-@needs_keras_hub
-def test_an_argument_that_keras_hub_would_ignore_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="droput.*Did you mean dropout"):
-        trainer_of(tmp_path, "import keras_hub", STANDARD, BERT, "BertBackbone.droput = 0.1\n")

@@ -1,72 +1,134 @@
+"""Models: numbers of parameters, shapes, what their tokens see, and what they refuse."""
+
+import math
+
 import keras
 import numpy as np
 import pytest
 
-from ddl.models import cnn, mlp, table_mlp
+from ddl import models
+from ddl.checkpoints.export import export_model
+from ddl.errors import ConfigError
+from ddl.precision import set_precision
 
 
-def test_mlp_of_the_tutorial():
-    model = mlp((28, 28, 1), 10, hidden_units=(128,), dropout=0.2)
-    assert model.count_params() == 784 * 128 + 128 + 128 * 10 + 10
-    L = keras.layers  # noqa: N806
-    assert [type(layer) for layer in model.layers[3:]] == [L.Dense, L.Dropout, L.Dense]
+def trainable(model) -> int:
+    return sum(math.prod(variable.shape) for variable in model.trainable_variables)
 
 
-def test_cnn_of_the_tutorial():
-    model = cnn((28, 28, 1), 10, block_dropout=0.25, hidden_dropout=0.5)
-    assert [layer.name for layer in model.layers] == [
-        "image",
-        "scale",
-        "conv_1_1",
-        "relu_1_1",
-        "conv_1_2",
-        "relu_1_2",
-        "pool_1",
-        "block_dropout_1",
-        "flatten",
-        "hidden_1",
-        "hidden_dropout_1",
-        "logits",
-    ]
-    assert model.get_layer("pool_1").output.shape == (None, 12, 12, 64)
+# Counts of BERT-base for masked tokens without vectors of sentences, of GPT-2 small, of DeiT-S, and
+# of the code of torchvision's ResNets.
+@pytest.mark.parametrize(
+    ("build", "count", "output"),
+    [
+        (lambda: models.bert(30_522, 512), 109_512_762, (None, 512, 30_522)),
+        (lambda: models.gpt(50_257, 1024), 124_439_808, (None, 1024, 50_257)),
+        (lambda: models.vit((224, 224, 3), 1000), 22_050_664, (None, 1000)),
+        (lambda: models.resnet((224, 224, 3), 1000), 25_557_032, (None, 1000)),
+        (
+            lambda: models.resnet((224, 224, 3), 1000, blocks=(2, 2, 2, 2), bottleneck=False),
+            11_689_512,
+            (None, 1000),
+        ),
+    ],
+    ids=["bert", "gpt", "vit", "resnet_50", "resnet_18"],
+)
+def test_parameters_and_shapes(build, count, output):
+    """Without the memory of the parameters: Keras notes what it would initialize later."""
+    with keras.StatelessScope(initialize_variables=False):
+        model = build()
+    keras.utils.clear_session()  # forgets what it has noted
+    assert trainable(model) == count
+    assert model.output_shape == output
 
 
-@pytest.mark.parametrize("build", [mlp, cnn])
-def test_raw_bytes_come_in_and_logits_go_out(build):
-    model = build((8, 8, 1), 10)
-    images = np.full((2, 8, 8, 1), 255, np.uint8)
-    assert model(images).shape == (2, 10)
-    np.testing.assert_allclose(model.get_layer("scale")(images.astype("float32")), 1.0, rtol=1e-6)
+def test_the_gpt_looks_at_earlier_tokens_alone():
+    model = models.gpt(16, 6, width=8, heads=2, blocks=2)
+    tokens = np.array([[1, 2, 3, 4, 5, 6]])
+    other = np.array([[1, 2, 3, 9, 5, 6]])
+    changed = np.abs(model(tokens) - model(other)).max(axis=(0, 2)) > 0
+    assert changed.tolist() == [False] * 3 + [True] * 3
 
 
-def test_the_last_layer_gives_logits():
-    assert cnn((8, 8, 1), 10).layers[-1].activation is keras.activations.linear
+def test_the_bert_looks_at_all_tokens_of_the_same_document():
+    tokens, other = np.array([[1, 2, 3, 4, 5, 6]]), np.array([[1, 2, 3, 9, 5, 6]])
+    model = models.bert(16, 6, width=8, heads=2, blocks=2)
+    changed = np.abs(model(tokens) - model(other)).max(axis=(0, 2)) > 0
+    assert changed.all()
+    packed = models.bert(16, 6, width=8, heads=2, blocks=2, packed=True)
+    packed.set_weights(model.get_weights())
+    whole = {"segment": np.ones((1, 6), int), "position": np.arange(6)[np.newaxis]}
+    np.testing.assert_allclose(packed({"token": tokens, **whole}), model(tokens), atol=1e-6)
+    rows = {"segment": np.array([[1, 1, 1, 2, 2, 0]]), "position": np.array([[0, 1, 2, 0, 1, 0]])}
+    difference = packed({"token": tokens, **rows}) - packed({"token": other, **rows})
+    changed = np.abs(difference).max(axis=(0, 2)) > 0
+    assert changed.tolist() == [False] * 3 + [True] * 2 + [False]
 
 
-def test_large_tables_are_split():
-    categories = {"colour": 30, "shape": 3}
-    whole = table_mlp(1, categories=categories, embedding_width=4)
-    split = table_mlp(
-        1, categories=categories, embedding_width=4, max_table_parts=2, min_table_part_bytes=64
-    )
-    assert [v.path for v in whole.weights][:2] == [
-        "colour_vectors/embeddings",
-        "shape_vectors/embeddings",
-    ]
-    assert [(v.path, tuple(v.shape)) for v in split.weights][:3] == [
-        ("colour_vectors/embeddings_0", (15, 4)),
-        ("colour_vectors/embeddings_1", (15, 4)),
-        ("shape_vectors/embeddings", (3, 4)),
-    ]
+def test_packed_documents_do_not_see_each_other():
+    model = models.gpt(16, 6, width=8, heads=2, blocks=2, packed=True)
+    assert trainable(model) == trainable(models.gpt(16, 6, width=8, heads=2, blocks=2))
+    rows = {
+        "token": np.array([[1, 2, 3, 4, 5, 6]]),
+        "segment": np.array([[1, 1, 1, 2, 2, 0]]),
+        "position": np.array([[0, 1, 2, 0, 1, 0]]),
+    }
+    other = {**rows, "token": np.array([[1, 9, 3, 4, 5, 6]])}
+    changed = np.abs(model(rows) - model(other)).max(axis=(0, 2)) > 0
+    assert changed.tolist() == [False, True, True, False, False, False]
 
 
-def test_a_whole_table_draws_what_keras_draws():
-    """A layer that is not used must not draw a seed: weights of earlier runs would change."""
-    keras.utils.set_random_seed(3)
-    made = table_mlp(2, categories={"a": 4}, embedding_width=3, hidden_units=(5,))
-    keras.utils.set_random_seed(3)
-    table = keras.layers.Embedding(4, 3)
-    dense = [keras.layers.Dense(5), keras.layers.Dense(2)]
-    expected = keras.Sequential([keras.Input((), dtype="int64"), table, *dense])
-    for one, other in zip(made.weights, expected.weights, strict=True):
-        np.testing.assert_array_equal(one.numpy(), other.numpy())
+def test_a_model_that_was_exported(tmp_path):
+    model = models.gpt(16, 6, width=8, heads=2, blocks=1)
+    path, _ = export_model(model, tmp_path / "export")
+    tokens = np.array([[1, 2, 3, 4, 5, 6]])
+    np.testing.assert_allclose(models.load_exported(path)(tokens), model(tokens), rtol=1e-6)
+    with pytest.raises(ConfigError, match="absent.keras does not exist. Export the run"):
+        models.load_exported(tmp_path / "absent.keras")
+    (tmp_path / "broken.keras").write_text("no archive")
+    with pytest.raises(ConfigError, match="broken.keras could not be loaded"):
+        models.load_exported(tmp_path / "broken.keras")
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: models.gpt(16, 6, width=8, heads=3), "divide gpt.width, got 3 .* Change one"),
+        (lambda: models.vit((30, 32, 3), 2), "vit.patch must divide .* 16 for 30 × 32"),
+        (lambda: models.table_mlp(2), "or both; got neither. Set table_mlp.numbers"),
+    ],
+)
+def test_what_is_refused(build, message):
+    with pytest.raises(ConfigError, match=message):
+        build()
+
+
+def test_numbers_are_scaled_in_the_dtype_of_the_inputs():
+    """200 and 200.4 are one number in bfloat16, and 70,000 is too large for float16.
+
+    100,000,000 and 100,000,001 are one number in float32.
+    """
+    for precision in ("mixed_bfloat16", "mixed_float16"):
+        set_precision(precision)
+        model = models.table_mlp(2, numbers=1, numbers_mean=[200.0], numbers_deviation=[100.0])
+        scaled = model.get_layer("scale")(np.array([[200.0], [200.4], [70_000.0]]))
+        np.testing.assert_allclose(scaled, [[0.0], [0.004], [698.0]], atol=1e-5, rtol=1e-5)
+    set_precision("float64")
+    model = models.table_mlp(2, numbers=1, numbers_mean=[1e8], numbers_deviation=[1.0])
+    np.testing.assert_array_equal(model.get_layer("scale")(np.array([[1e8 + 1]])), [[1.0]])
+    set_precision("float32")
+
+
+def small(**arguments):
+    arguments = {"blocks": (1, 1), "width": 4, "stem": "small", "input_mean": 0, **arguments}
+    return models.resnet((8, 8, 1), 10, input_deviation=16, **arguments)
+
+
+@pytest.mark.parametrize("bottleneck", [True, False])
+def test_a_block_begins_as_the_identity(bottleneck):
+    images = np.random.default_rng(0).integers(0, 17, (3, 8, 8, 1)).astype("u1")
+    for zero, same in ((True, True), (False, False)):
+        model = small(blocks=(2,), bottleneck=bottleneck, zero_last_gamma=zero)
+        before, after = (model.get_layer(f"stage1_block{n}_relu").output for n in (1, 2))
+        one, other = keras.Model(model.inputs, [before, after])(images)
+        assert np.array_equal(one, other) == same

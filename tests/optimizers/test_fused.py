@@ -1,19 +1,14 @@
 """Keras's optimizers by TensorFlow's kernels, against the same classes outside of ddl."""
 
-import gin
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from gin import config as gin_config
 
-import ddl
-from ddl.config.registry import register_all
 from ddl.optimizers.fused import by_kernels
-from ddl.precision import set_precision
 from ddl.step.gradients import prepare_optimizer
 from ddl.step.gradients.values import merge_duplicates
-from tests.conftest import for_each_kind_on_two, make_strategy, save
+from tests.conftest import make_strategy
 
 K = keras.optimizers
 SHAPES = ((40, 3), (5,), ())
@@ -107,26 +102,6 @@ def test_equals_the_plain_class_over_20_updates(name, sparse):
     assert found == kernels[sparse]
 
 
-@for_each_kind_on_two
-@pytest.mark.parametrize("name", ["SGD, nesterov", "AdamW", "Adagrad"])
-def test_equals_the_plain_class_on_every_strategy(strategy, name):
-    make = CASES[name][0]
-    ours, _ = within(strategy, make, "float64", True)
-    assert_close(ours, outside(make, "float64", True), 1e-14)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [("float32", 5e-6), ("float16", 1e-3), ("bfloat16", 8e-3)]
-)
-@pytest.mark.parametrize("name", ["SGD", "SGD, nesterov", "AdamW", "Adagrad"])
-def test_equals_the_plain_class_in_each_precision(name, dtype, tolerance):
-    """In half precision Keras's operations compute, on rows alone where they do so in float32."""
-    make = CASES[name][0]
-    ours, kernels = within(make_strategy("one_device", 1), make, dtype, True)
-    assert_close(ours, outside(make, dtype, True), tolerance)
-    assert bool(kernels) == (dtype == "float32" and name != "Adagrad")
-
-
 @pytest.mark.parametrize("make", [lambda: K.SGD(0.1), lambda: K.Adagrad(0.1)])
 def test_rows_alone_are_read_and_written(make):
     """An update of a large table takes time for the rows of the batch."""
@@ -142,83 +117,3 @@ def test_rows_alone_are_read_and_written(make):
     operations = update.get_concrete_function().graph.get_operations()
     sizes = [output.shape.num_elements() for op in operations for output in op.outputs]
     assert max(size or 0 for size in sizes) < 1000
-
-
-def test_a_method_of_the_users_own_is_kept():
-    weight, calls = keras.Variable(1.0), []
-    optimizer = K.SGD(0.1)
-    optimizer.build([weight])
-    optimizer.update_step = lambda *arguments: calls.append(arguments)
-    with by_kernels([optimizer]):
-        optimizer.apply([tf.constant(1.0)], [weight])
-    assert len(calls) == 1
-
-
-class Tags(keras.Model):
-    """A table and a dense layer."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = keras.layers.Embedding(50, 3, name="table")
-        self.out = keras.layers.Dense(2, name="out")
-
-    def call(self, words):
-        return self.out(keras.ops.mean(self.table(words), axis=1))
-
-
-def trainer(make, where=("one_device", 1), **arguments):
-    set_precision("float64")
-    keras.utils.set_random_seed(1)
-    random = np.random.default_rng(0)
-    data = random.integers(0, 50, (48, 4)), random.integers(0, 2, 48)
-    strategy = make_strategy(*where)
-    with strategy.scope():
-        task, optimizer = ddl.Classification(Tags()), make()
-    return ddl.Trainer(task, optimizer, data, global_batch_size=8, strategy=strategy, **arguments)
-
-
-def trained(one, updates=UPDATES):
-    one.train(updates)
-    return [v.numpy() for v in one.model.trainable_variables]
-
-
-@pytest.mark.parametrize(
-    ("kind", "arguments"),
-    [
-        (K.SGD, {"learning_rate": 0.5}),
-        (K.Adagrad, {"learning_rate": 0.1}),
-        (K.AdamW, {"learning_rate": SCHEDULE, "weight_decay": 0.1}),
-    ],
-)
-def test_a_trainer_updates_as_with_keras_operations(kind, arguments):
-    """On one device and on two, with whole slots and in shares."""
-    own = type("Own", (kind,), {})  # a subclass is updated by Keras's own operations
-    expected = trained(trainer(lambda: own(**arguments), clip_norm=0.1))
-    for where, sharded in ((("one_device", 1), False), (("mirrored", 2), kind is K.AdamW)):
-        one = trainer(
-            lambda: kind(**arguments), where, clip_norm=0.1, shard_optimizer_state=sharded
-        )
-        assert_close(trained(one), expected, 1e-12)
-
-
-def test_a_resumed_run_has_the_slots_of_keras(tmp_path):
-    """To the bit; a checkpoint of a subclass, which has the same slots, is resumed too."""
-    whole = trained(trainer(lambda: K.Adam(0.01)))
-    for folder, kind in (("same", K.Adam), ("own", type("Own", (K.Adam,), {}))):
-        first = trainer(lambda kind=kind: kind(0.01, name="adam"))
-        first.train(7)
-        save(tmp_path / folder, first)
-        second = trainer(lambda: K.Adam(0.01, name="adam"))
-        ddl.Checkpoints(tmp_path / folder, second).restore_latest()
-        resumed = trained(second, UPDATES - 7)
-        assert_close(resumed, whole, 0 if folder == "same" else 1e-13)
-
-
-@pytest.mark.parametrize("name", ["Adam", "keras.optimizers.Adam"])
-def test_a_config_makes_exactly_the_class(name):
-    register_all()
-    gin.parse_config(f"{name}.learning_rate = 0.5")
-    optimizer = gin_config.parse_value(f"@{name}()").scoped_configurable_fn()
-    assert type(optimizer) is K.Adam
-    assert float(optimizer.learning_rate) == 0.5
-    gin.clear_config()

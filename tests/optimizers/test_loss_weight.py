@@ -1,15 +1,11 @@
-import functools
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras.optimizers.schedules import CosineDecay, PiecewiseConstantDecay, PolynomialDecay
+from keras.optimizers.schedules import PolynomialDecay
 
 import ddl
-from ddl.errors import ConfigError
 from ddl.optimizers.loss_weight import LossWeight, loss_weights
-from ddl.optimizers.plateau import ReduceOnPlateau
 from tests.conftest import make_strategy
 
 
@@ -44,40 +40,3 @@ def test_it_follows_the_step_within_one_trace():
     assert loss_weights(trainer.task, 3) == {"loss_weight/kl": 0.5}
     assert loss_weights(trainer.task, 0) == {"loss_weight/kl": 0.0}
     assert trainer.evaluate()["weight"] == 1
-
-
-def test_schedules_and_numbers():
-    step = functools.partial(tf.constant, dtype=tf.int64)
-    assert LossWeight(0.3)(step(7)) == np.float32(0.3)
-    curriculum = LossWeight(PiecewiseConstantDecay([10], [0.0, 2.0]))
-    assert [float(curriculum(step(at))) for at in (10, 11)] == [0, 2]
-    cosine = LossWeight(CosineDecay(1.0, 10))
-    assert float(cosine(step(5))) == pytest.approx(0.5)
-    assert LossWeight(1)(step(0)).dtype == tf.float32
-
-
-def test_nested_tasks_are_searched():
-    outer = Weighted(0.5)
-    outer.task, outer._hidden = Weighted(1.0), LossWeight(2.0)
-    outer.task.task = outer
-    assert loss_weights(outer, 1) == {"loss_weight/kl": 0.5, "loss_weight/hidden": 2.0}
-
-
-@pytest.mark.parametrize(
-    ("schedule", "message"),
-    [
-        ("0.5", "must be a number or a schedule"),
-        (PolynomialDecay, "with parentheses"),
-        (float("nan"), "got nan"),
-        (ReduceOnPlateau(0.1), "schedule of the step"),
-    ],
-    ids=["text", "class", "nan", "plateau"],
-)
-def test_others_are_refused(schedule, message):
-    with pytest.raises(ConfigError, match=message):
-        LossWeight(schedule)
-
-
-def test_without_a_step_it_is_refused():
-    with pytest.raises(ConfigError, match=r"pass update\.step"):
-        LossWeight(1.0)()

@@ -8,13 +8,9 @@ import numpy as np
 import pytest
 
 import ddl
-from ddl.errors import ConfigError
-from ddl.optimizers.learning_rate import LearningRate
-from ddl.optimizers.plateau import ReduceOnPlateau, plateau_of, plateaus_of
-from ddl.run.checks.learning_rate import check_plateau
-from ddl.run.plan import RunPlan
-from tests.conftest import for_each_kind_on_two, make_strategy, save
-from tests.optimizers.test_learning_rate import constant_gradient, rates_of
+from ddl.optimizers.plateau import ReduceOnPlateau, plateau_of
+from tests.conftest import make_strategy, save
+from tests.optimizers.test_learning_rate import constant_gradient
 
 
 def rule(**arguments):
@@ -40,42 +36,6 @@ def test_the_rule_is_that_of_keras():
             assert float(ours(step)) == pytest.approx(optimizer.learning_rate), (arguments, step)
 
 
-def test_higher_is_better_for_an_accuracy():
-    assert reductions(rule(metric="accuracy"), [0.5, 0.6, 0.5, 0.55]) == [4]
-    assert reductions(rule(metric="accuracy", mode="min"), [0.5, 0.6, 0.5]) == [3]
-    assert reductions(rule(metric="accuracy"), [float("nan"), 0.6, 0.5, 0.7]) == []
-
-
-def test_it_reduces_any_schedule():
-    cosine = keras.optimizers.schedules.CosineDecay(0.3, 40)
-    for inner in (cosine, LearningRate(cosine, warmup_steps=4)):
-        plateau = rule(schedule=inner)
-        assert reductions(plateau, [1.0] * 3) == [3]
-        in_float64 = inner if isinstance(inner, LearningRate) else LearningRate(inner)
-        expected = [float(in_float64(step)) * (0.5 if step >= 6 else 1) for step in range(20)]
-        np.testing.assert_allclose([float(plateau(step)) for step in range(20)], expected, 1e-12)
-
-
-def test_it_is_saved_and_read_as_it_began():
-    plateau = rule(schedule=LearningRate(0.3, warmup_steps=4), metric="accuracy")
-    reductions(plateau, [1.0] * 5)
-    serialized = keras.optimizers.serialize(keras.optimizers.SGD(plateau))
-    again = plateau_of(keras.optimizers.deserialize(serialized))
-    assert again.get_config() == plateau.get_config()
-    assert float(again(9)) == 0.3
-
-
-@for_each_kind_on_two
-def test_a_traced_loop_follows(strategy):
-    trainer, weight = constant_gradient(lambda: keras.optimizers.SGD(rule()), strategy)
-    rates = rates_of(trainer, 6)
-    assert reductions(plateau_of(trainer.optimizer), [1.0] * 3) == [3]
-    rates += rates_of(trainer, 2)
-    assert rates == [1.0] * 6 + [0.5] * 2
-    assert float(weight[0, 0]) == -7.0
-    assert trainer.trace_count == 1
-
-
 def test_a_resumed_run_continues_it(tmp_path):
     values = [1.0, 0.5, 0.6, 0.7, 0.8, 0.4, 0.4, 0.4, 0.4]
     whole = rule()
@@ -93,40 +53,3 @@ def test_a_resumed_run_continues_it(tmp_path):
         ]
         assert found + later == expected
         assert [float(plateau(s)) for s in (8, 18)] == [float(whole(s)) for s in (8, 18)]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"factor": 1.0}, "factor must be between 0 and 1, both excluded, got 1.0"),
-        ({"patience": 0}, "patience must be at least 1, got 0"),
-        ({"min_delta": -1.0}, "min_delta must be at least 0, got -1.0"),
-        ({"schedule": -1.0}, "learning rate .* must be greater than 0, got -1"),
-        ({"mode": "lowest"}, "must be 'max' or 'min', got 'lowest'"),
-        ({"metric": "far_off"}, "Set ReduceOnPlateau.mode = 'max' or 'min'"),
-    ],
-)
-def test_refuses(arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        rule(**arguments)
-
-
-def test_it_stands_outermost_and_alone():
-    plateau = rule()
-    with pytest.raises(ConfigError, match="ReduceOnPlateau must wrap LearningRate"):
-        LearningRate(plateau)
-    both = {"a": keras.optimizers.SGD(plateau), "b": keras.optimizers.SGD(plateau)}
-    with pytest.raises(ConfigError, match="a, b share a ReduceOnPlateau"):
-        plateaus_of(both)
-
-
-def test_what_a_run_must_have():
-    plan = RunPlan(train_steps=5, eval_every=2)
-    check_plateau(rule(), plan, ("loss",), True)
-    for message, other, metrics, evaluates in (
-        (r"of the evaluation \(f1\), got 'loss'", plan, ("f1",), True),
-        ("--mode=train_and_eval", plan, ("loss",), False),
-        ("EVAL_EVERY is None. Set EVAL_EVERY", RunPlan(train_steps=5), ("loss",), True),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            check_plateau(rule(), other, metrics, evaluates)

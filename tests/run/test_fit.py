@@ -9,9 +9,9 @@ import threading
 import keras
 import numpy as np
 import pytest
+from ddl.callbacks.early_stopping import EarlyStopping, Evaluations
 
 import ddl
-from ddl.callbacks.early_stopping import EarlyStopping, Evaluations
 from ddl.errors import ConfigError, DataError, ModelDirectoryError, TrainingInterrupted
 from ddl.figures import is_measured
 from ddl.run import fit
@@ -242,8 +242,8 @@ class FromList:
 
     def __init__(self, trainer, losses):
         self.losses = losses
-        self.own = trainer._parts.evaluation.run
-        object.__setattr__(trainer._parts.evaluation, "run", self)
+        self.own = trainer._evaluations.run
+        object.__setattr__(trainer._evaluations, "run", self)
 
     def __call__(self, state):
         return {**self.own(state), "loss": self.losses[int(state.step)]}
@@ -255,7 +255,7 @@ LOSSES = {2: 3.0, 4: 1.0, 6: 2.0, 7: 0.1, 8: 1.5, 10: 0.5, 12: 0.4, 14: 0.3, 16:
 @pytest.fixture
 def losses(trainer):
     yield FromList(trainer, LOSSES).losses
-    del trainer._parts.evaluation.run
+    del trainer._evaluations.run
 
 
 @pytest.mark.usefixtures("losses")

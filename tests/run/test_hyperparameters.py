@@ -4,11 +4,11 @@ import os
 
 import pytest
 import tensorflow as tf
+from ddl.run.event_files import session
 from tensorboard.plugins.hparams import metadata
 from tensorboard.plugins.hparams.api_pb2 import Status
 
 from ddl.errors import TrainingDiverged, TrainingInterrupted
-from ddl.run.event_files import session
 
 MACROS = {
     "SEED": 3,

@@ -8,46 +8,7 @@ import tensorflow as tf
 import ddl
 from ddl.errors import ConfigError
 from ddl.precision import set_precision
-from tests.conftest import make_strategy, microbatch
-
-
-def gathered(x, **options):
-    with microbatch(rows=8, **options).forward():
-        return ddl.gather(x)
-
-
-def test_structures_keep_their_form():
-    x = {"a": tf.range(8), "b": (tf.ones([8, 2], tf.bfloat16), tf.fill([8], True))}
-    mask = [True] * 5 + [False] * 3
-    rows, own_mask, own = gathered(x, mask=mask)
-    tf.nest.assert_same_structure(rows, x)
-    np.testing.assert_array_equal(rows["a"], range(8))
-    assert rows["b"][0].dtype == tf.bfloat16
-    np.testing.assert_array_equal(own_mask, mask)
-    np.testing.assert_array_equal(own, range(8))
-    assert gathered(x).mask.numpy().all()
-
-
-@pytest.mark.parametrize(
-    ("x", "message"),
-    [
-        (1.0, r"got \(\)"),
-        (tf.ones([4, 8]), r"got \(4, 8\)"),
-        (tf.ones([16, 2]), "pass two views of the rows as a tuple"),
-        (tf.fill([8], "text"), "got string"),
-        (tf.complex(tf.ones([8]), 1.0), "got complex64"),
-        ((), "a tensor or a structure of tensors"),
-    ],
-)
-def test_other_tensors_are_refused(x, message):
-    with pytest.raises(ConfigError, match=rf"ddl\.gather takes .*{message}"):
-        gathered(x)
-
-
-@pytest.mark.parametrize("function", [lambda: ddl.gather(tf.ones([8])), ddl.current_batch])
-def test_outside_of_a_loss_they_are_refused(function):
-    with pytest.raises(ConfigError, match="must be called in a loss that a ddl.Trainer runs"):
-        function()
+from tests.conftest import make_strategy
 
 
 class Seeing:
@@ -131,8 +92,3 @@ class ForEach(Gathering):
 def test_misuses_are_refused_at_the_start(task, options, message):
     with pytest.raises(ConfigError, match=message):
         trainer_of(task, **options).trace()
-
-
-def test_an_output_gathers_nothing():
-    with pytest.raises(ConfigError, match="was called in predict, but an output must not depend"):
-        trainer_of(Gathering).predict({"x": np.ones((11, 2))})

@@ -148,44 +148,34 @@ _WHOLE = {"accumulation_steps": 1}
 
 CASES: dict[str, Case] = {
     "plain": Case(),
-    "clipping by global norm, biting at every step": Case(arguments={"clip_norm": 0.05}),
-    "decoupled weight decay": Case(optimizer=lambda: sgd(weight_decay=0.01)),
-    "L2": Case(task=l2),
     "accumulation 2 against the whole batch": Case(
         arguments={"accumulation_steps": 2, "clip_norm": 0.05}, reference=_WHOLE
     ),
     "accumulation 4 against the whole batch": Case(
         task=l2, data=WEIGHED, arguments={"accumulation_steps": 4}, reference=_WHOLE
     ),
-    "unequal weights": Case(data=WEIGHED),
     "weights of tokens, sparse gradients": Case(
         task=Tagging,
         data=_sentences(),
         optimizer=lambda: keras.optimizers.AdamW(0.01),
     ),
     "131 examples in batches of 32": Case(data=UNEVEN),
-    "BatchNormalization": Case(task=cnn),
     "BatchNormalization, 131 examples": Case(task=cnn, data=UNEVEN, in_float32=False),
     "BatchNormalization, accumulation 2": Case(
         task=cnn, data=UNEVEN, arguments={"accumulation_steps": 2}
     ),
-    "keras.layers.Dropout": Case(task=lambda: mlp(dropout=0.3), data=UNEVEN),
     "keras.layers.Dropout, accumulation 4": Case(
         task=lambda: mlp(dropout=0.3),
         data=UNEVEN,
         arguments={"accumulation_steps": 4},
         reference=_WHOLE,
     ),
-    "all dropout and noise layers": Case(task=noisy, data=UNEVEN),
-    "augmentation": Case(task=augmented, data=UNEVEN),
     "augmentation, batches made on the host": Case(
         task=augmented,
         data=UNEVEN,
         arguments={"data_on_device": False, "accumulation_steps": 2},
         reference=_WHOLE,
     ),
-    "AdamW": Case(optimizer=lambda: keras.optimizers.AdamW(0.01)),
-    "Lamb": Case(optimizer=lambda: keras.optimizers.Lamb(0.01)),
     "LARS, sparse gradients": Case(
         task=Tagging,
         data=_sentences(),

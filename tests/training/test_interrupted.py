@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 
 import keras
 import numpy as np
@@ -12,7 +11,6 @@ import tensorflow as tf
 import ddl
 from ddl import microbatch
 from ddl.errors import ConfigError, DataError
-from ddl.training.actions import EachLoop
 from tests.conftest import make_strategy
 
 STEPS = 100_000
@@ -95,40 +93,6 @@ def test_an_interrupt_ends_the_loop_and_keeps_its_state(tmp_path):
             np.testing.assert_array_equal(value, expected)
 
 
-def test_an_interrupt_in_an_action_ends_training_after_it():
-    trainer = make_trainer(steps_per_loop=2)
-    done = []
-
-    def interrupted(step):
-        os.kill(os.getpid(), signal.SIGINT)
-        done.append(step)
-
-    with pytest.raises(KeyboardInterrupt):
-        trainer.train(STEPS, [EachLoop(interrupted)])
-    assert done[0] == 2
-    assert updates(trainer) == (done[-1], done[-1])
-
-
-def test_an_interrupt_while_tracing_leaves_the_trainer_whole():
-    class InTrace(ddl.Classification):
-        trainer = None
-
-        def per_example(self, features, training):
-            if self.trainer is not None and self.trainer.trace_count:
-                os.kill(os.getpid(), signal.SIGINT)
-            return super().per_example(features, training)
-
-    task = InTrace(keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]))
-    trainer = ddl.Trainer(task, keras.optimizers.SGD(0.1), DATA, global_batch_size=8)
-    task.trainer = trainer
-    with pytest.raises(KeyboardInterrupt):
-        trainer.train(STEPS)
-    assert trainer.step == updates(trainer)[1] < STEPS
-    step = trainer.step
-    trainer.train(2)
-    assert updates(trainer) == (step + 2, step + 2)
-
-
 def test_an_interrupted_evaluation_gives_the_weights_back():
     average = ddl.ExponentialMovingAverage(0.5)
     trainer = make_trainer(0, training=False, weight_average=average)
@@ -143,14 +107,6 @@ def test_an_interrupted_evaluation_gives_the_weights_back():
         np.testing.assert_array_equal(value, expected)
     trainer.train(1)
     assert updates(trainer) == (4, 4)
-
-
-def test_a_thread_trains_without_a_handler():
-    trainer = make_trainer()
-    thread = threading.Thread(target=trainer.train, args=(3,))
-    thread.start()
-    thread.join()
-    assert updates(trainer) == (3, 3)
 
 
 def broken():
@@ -183,37 +139,3 @@ def test_an_error_in_the_loop_is_not_gone_on_from(tmp_path):
     for value, expected in zip(values(trainer), saved, strict=True):
         np.testing.assert_array_equal(value, expected)
     checkpoints.save()
-
-
-def test_an_error_before_the_first_update_changes_nothing():
-    class Unsure(ddl.Classification):
-        fails = False
-
-        def per_example(self, features, training):
-            if self.fails:
-                raise ValueError("not yet")
-            return super().per_example(features, training)
-
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-    task = Unsure(model)
-    trainer = ddl.Trainer(task, keras.optimizers.SGD(0.1), DATA, global_batch_size=8)
-    task.fails = True
-    for _ in range(2):
-        with pytest.raises(ValueError, match="not yet"):
-            trainer.train(1)
-    task.fails = False
-    trainer.train(2)
-    assert updates(trainer) == (2, 2)
-
-
-def test_an_error_of_an_action_keeps_the_state():
-    trainer = make_trainer(steps_per_loop=2)
-
-    def fails(step):
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        trainer.train(4, [EachLoop(fails)])
-    assert updates(trainer) == (2, 2)
-    trainer.train(1)
-    assert updates(trainer) == (3, 3)

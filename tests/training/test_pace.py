@@ -1,68 +1,66 @@
 import itertools
+import sys
+import types
 
 import pytest
 
-from ddl.errors import ConfigError
-from ddl.training.pace import Pace
+from ddl.training import pace as module
+from ddl.training.pace import Monitor, Pace
 
 
-class FakeClock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def run_loop(pace: Pace, clock: FakeClock, seconds_per_step: float, traced: bool = False) -> int:
-    steps = pace.steps_per_loop
-    with pace.loop() as timer:
-        clock.now += steps * seconds_per_step
-        timer.steps = steps
-        timer.traced = traced
-    return steps
-
-
-def test_grows_to_the_target_and_stays_there():
-    clock = FakeClock()
-    pace = Pace(target_seconds=1.0, clock=clock)
-    lengths = [run_loop(pace, clock, 0.001) for _ in range(10)]
+def test_loops_grow_to_the_target_and_stay_there():
+    pace, lengths = Pace(target_seconds=1.0), []
+    for _ in range(10):
+        lengths.append(pace.steps_per_loop)
+        pace.add(lengths[-1], lengths[-1] * 0.001)
     assert lengths[0] == 1
     assert all(later <= 4 * earlier for earlier, later in itertools.pairwise(lengths))
     assert 999 <= lengths[-1] <= 1000
-
-
-def test_slow_steps_make_loops_of_one():
-    clock = FakeClock()
-    pace = Pace(target_seconds=1.0, clock=clock)
-    assert [run_loop(pace, clock, 5.0) for _ in range(4)] == [1, 1, 1, 1]
+    pace.add(lengths[-1], 5.0 * lengths[-1])  # slow steps make loops of one
+    assert pace.steps_per_loop == 1
 
 
 def test_a_traced_loop_counts_neither_for_the_pace_nor_for_the_speed():
-    clock = FakeClock()
-    pace = Pace(target_seconds=1.0, clock=clock)
-    run_loop(pace, clock, 30.0, traced=True)
-    assert pace.take_steps_per_second() is None
-    run_loop(pace, clock, 0.1)
-    assert pace.steps_per_loop == 4
-    assert pace.take_steps_per_second() == pytest.approx(10.0)
-
-
-def test_time_between_loops_does_not_count():
-    clock = FakeClock()
-    pace = Pace(steps_per_loop=10, clock=clock)
-    for _ in range(3):
-        run_loop(pace, clock, 0.1)
-        clock.now += 100.0
+    pace = Pace()
+    pace.add(1, 30.0, traced=True)
+    assert (pace.take_steps_per_second(), pace.steps_per_loop) == (None, 1)
+    pace.add(2, 0.2)
     assert pace.take_steps_per_second() == pytest.approx(10.0)
     assert pace.take_steps_per_second() is None
+    assert pace.total_seconds == pytest.approx(30.2)
 
 
-def test_a_fixed_number_stays():
-    clock = FakeClock()
-    pace = Pace(steps_per_loop=7, clock=clock)
-    assert [run_loop(pace, clock, 0.001) for _ in range(3)] == [7, 7, 7]
+def test_the_share_of_input_is_that_since_the_last_log(monkeypatch):
+    monkeypatch.setattr(module.tf.config, "get_visible_devices", lambda kind: [])
+    pace = Pace()
+    monitor = Monitor(types.SimpleNamespace(pace=pace))
+    assert monitor.figures() == {}
+    pace.add(1, 4.0, 1.0)
+    assert monitor.figures() == {"input_share": 0.25}
+    pace.add(1, 2.0, 1.5)
+    assert monitor.figures() == {"input_share": 0.75}
+    pace.add(1, 2.0, None)  # unknown
+    assert monitor.figures() == {}
 
 
-def test_refuses_zero():
-    with pytest.raises(ConfigError, match="steps_per_loop must be at least 1, .* got 0"):
-        Pace(steps_per_loop=0)
+def test_busy_gpus(monkeypatch):
+    """A part of the second GPU has no rates."""
+
+    class NVMLError(Exception):
+        pass
+
+    def rates(handle):
+        if handle == "GPU-b":
+            raise NVMLError
+        return types.SimpleNamespace(gpu={"of index 3": 25}[handle])
+
+    library = types.ModuleType("pynvml")
+    library.NVMLError, library.nvmlInit = NVMLError, lambda: None
+    library.nvmlDeviceGetHandleByIndex = lambda index: f"of index {index}"
+    library.nvmlDeviceGetHandleByUUID = lambda name: name
+    library.nvmlDeviceGetUtilizationRates = rates
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-b")
+    devices = [types.SimpleNamespace(name=f"/physical_device:GPU:{n}") for n in (0, 1)]
+    monkeypatch.setattr(module.tf.config, "get_visible_devices", lambda kind: devices)
+    assert Monitor(types.SimpleNamespace(pace=Pace())).figures() == {"gpu_utilization/0": 0.25}

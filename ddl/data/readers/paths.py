@@ -50,14 +50,8 @@ def found_files(files: Paths, name: str) -> list[str]:
 
 def _check_shards(pattern: str, files: Sequence[str], name: str) -> None:
     """Refuses incomplete sets; a pattern may choose shards, as train-0000?-of-00128 does."""
-    totals: dict[tuple[str, str], str] = {}
-    for shard in filter(None, map(_SHARD.fullmatch, files)):
-        first, _, total, end = shard.groups()
-        if totals.setdefault((first, end), total) != total:
-            raise DataError(
-                f"{name} = {pattern!r} matches sets of {totals[first, end]} and {total} shards."
-            )
-    for (first, end), total in totals.items():
+    shards = map(_SHARD.fullmatch, files)
+    for first, total, end in {shard.group(1, 3, 4) for shard in shards if shard}:
         begin = int(f"{first}-{total}-of-{total}{end}" in files)  # some programs count from 1
         numbers = range(begin, begin + int(total))
         whole = [f"{first}-{number:0{len(total)}}-of-{total}{end}" for number in numbers]

@@ -8,7 +8,7 @@ import numpy as np
 
 from ddl.data.readers.paths import Paths, found_files
 from ddl.data.source import Arrays, Source
-from ddl.errors import ConfigError, DataError, did_you_mean, installing
+from ddl.errors import DataError, did_you_mean, installing
 
 
 def table(
@@ -43,7 +43,6 @@ def table(
       categories as int64; `source.arrays` holds them.
 
     Raises:
-      ConfigError: If a value stands in `categories` twice.
       DataError: If pandas or pyarrow is not installed; a file is missing, damaged or listed twice;
         files differ in their columns; a column is missing; a value is missing, infinite, beyond
         int64, or text that is not in `categories`; or float32 would change whole numbers, such as
@@ -63,8 +62,6 @@ def table(
     for name in [*itertools.chain(*listed), *categories]:
         if name not in columns:
             raise DataError(f"{paths[0]} has no column {name!r}. {did_you_mean(name, columns)}")
-        if len({*categories.get(name, ())}) < len(categories.get(name, ())):
-            raise ConfigError(f"table.categories must name each value of column {name!r} once.")
     arrays = {}
     for (feature, group), names in zip(groups.items(), listed, strict=True):
         alone = isinstance(group, str)

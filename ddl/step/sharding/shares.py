@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from ddl.layers.replica_gather import gather_over_replicas, scatter_over_replicas
+from ddl.layers.across_replicas import gather_over_replicas, scatter_over_replicas
 
 
 def size_of_share(shape: tf.TensorShape, replicas: int) -> int:

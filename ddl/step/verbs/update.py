@@ -31,7 +31,7 @@ from ddl.tasks.task import LossFunction
 
 
 class Engine(Protocol):
-    """What computes for the verbs: a `TrainStep`, or a rehearsal that computes nothing."""
+    """The computation behind the verbs: a `TrainStep`, or a rehearsal that computes nothing."""
 
     @property
     def task(self) -> Any:
@@ -90,7 +90,7 @@ class Engine(Protocol):
 
 
 class Results:
-    """What the verbs of an update have computed so far.
+    """The results of the verbs of an update so far.
 
     Attributes:
       finite: Whether all values so far are finite, bool []; None without loss scaling.
@@ -144,7 +144,7 @@ class Update(Guarded):
 
     Attributes:
       batches: Hands out the batches of the update.
-      results: What the verbs have computed so far.
+      results: The results of the verbs so far.
     """
 
     _called = "update"

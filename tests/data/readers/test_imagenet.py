@@ -1,11 +1,9 @@
 """Small files in the format of the real ones: names, records, JPEGs of any sizes, labels from 1."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from ddl.data.readers.images import imagenet
-from ddl.errors import ConfigError, DataError
 from tests.data.decoding import examples
 
 EACH, SHARDS = 5, 3
@@ -47,32 +45,3 @@ def test_training_images_are_cropped_and_mirrored_by_the_seed(tmp_path):
     # Crops that show the edge, some of 180; half of them are five standard deviations from a third.
     assert left + right > 100
     assert 1 / 3 < left / (left + right) < 2 / 3
-
-
-def test_test_images_are_the_middle_and_need_no_seed(tmp_path):
-    write(tmp_path, "validation")
-    source = imagenet("test", tmp_path, image_shape=(8, 14, 3))
-    for one, other in zip(examples(source), examples(source, seed=(3, 4)), strict=True):
-        np.testing.assert_array_equal(one["image"], other["image"])
-        blue = one["image"][..., 2].astype(int)
-        # The edge of blue is in the middle.
-        assert abs(blue[:, :5].mean() - 255) < 12
-        assert abs(blue[:, -5:].mean() - 12 * int(one["label"])) < 12
-
-
-def test_missing_files_are_described(tmp_path):
-    with pytest.raises(DataError, match=r"data_dir is not set\. Put its TFRecord files"):
-        imagenet("train", None)
-    with pytest.raises(DataError, match=r"no file matches .*validation-\*-of-\*\. Put"):
-        imagenet("test", tmp_path)
-    write(tmp_path)
-    (tmp_path / "train-00001-of-00003").unlink()
-    with pytest.raises(DataError, match="missing, such as .*train-00001-of-00003"):
-        imagenet("train", tmp_path)
-
-
-def test_another_shape_or_split_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="3 channels"):
-        imagenet("train", tmp_path, image_shape=(16, 16, 1))
-    with pytest.raises(ConfigError, match="'validation'"):
-        imagenet("validation", tmp_path)

@@ -8,14 +8,10 @@ import pytest
 import tensorflow as tf
 from array_record.python.array_record_module import ArrayRecordWriter
 
+from ddl.data.readers.paths import found_files
 from ddl.data.readers.records import array_records, tf_records
-from ddl.errors import ConfigError, DataError
-from tests.data.decoding import examples
+from ddl.errors import DataError
 
-FEATURES = {
-    "image": tf.io.FixedLenFeature([], tf.string),
-    "label": tf.io.FixedLenFeature([], tf.int64),
-}
 COUNTS = (5, 0, 7)
 
 
@@ -62,59 +58,6 @@ def test_records_of_several_files_are_read_in_any_order(reader, files):
     assert list(source.files) == files
 
 
-def test_features_are_parsed(reader, files):
-    for features in (FEATURES, {name: tuple(feature) for name, feature in FEATURES.items()}):
-        source = reader(files, features)
-        assert source.element_spec["label"] == tf.TensorSpec([], tf.int64, "label")
-        assert [one["label"] for one in examples(source)] == list(range(12))
-
-
-def test_decode_gets_the_parsed_features_and_the_seed(reader, files):
-    def decode(item, seed):
-        pixels = tf.ensure_shape(tf.io.decode_raw(item["image"], tf.uint8), [2])
-        drawn = tf.random.stateless_uniform([], seed, 0, 1000, tf.int32)
-        return {"pixels": pixels, "drawn": drawn, "label": item["label"]}
-
-    source = reader(files, FEATURES, decode)
-    (one,), (other,) = (examples(source, [7], seed) for seed in ((1, 2), (1, 3)))
-    assert one["pixels"].tolist() == [7, 0]
-    assert one["label"] == 7
-    assert one["drawn"] != other["drawn"]
-
-
-@pytest.mark.parametrize(
-    ("features", "message"),
-    [
-        ({"labels": FEATURES["label"]}, "fit record 0 of .*labels"),
-        ({"label": tf.io.FixedLenFeature([2], tf.int64)}, "fit record 0 of .*label"),
-        ({"label": ([],)}, "fit record 0 of .*'dtype'"),
-        ({"label": tf.io.VarLenFeature(tf.int64)}, "'label' of .* is a SparseTensor"),
-    ],
-)
-def test_features_that_do_not_fit_are_refused_at_the_start(reader, files, features, message):
-    with pytest.raises(DataError, match=message):
-        reader(files, features)
-
-
-def test_messages_name_the_users_decode(reader, files):
-    def crops(item, seed):
-        return {"label": item["label"] + tf.random.uniform([], 0, 5, tf.int64)}
-
-    with pytest.raises(DataError, match=r"test_records\.py:\d+: crops draws random numbers"):
-        reader(files, FEATURES, crops)
-    with pytest.raises(ConfigError, match=r"\(item, seed\), got .*test_records\.py"):
-        reader(files, FEATURES, lambda item: item)
-
-
-def test_a_record_of_another_form_is_named(tmp_path):
-    records = [example(0), example(1), tf.train.Example().SerializeToString()]
-    source = tf_records(write(str(tmp_path / "a"), records), FEATURES)
-    found = source.undecodable(np.array([1, 0, 2]))
-    assert "record 2 of" in str(found)
-    assert str(found).endswith("is required but could not be found. Correct or remove it.")
-    assert source.undecodable(np.array([0, 1])) is None
-
-
 def test_a_damaged_record_is_named_and_the_others_are_read(reader, tmp_path):
     records = [os.urandom(5000) for _ in range(12)]
     kind = "tf" if reader is tf_records else "array"
@@ -129,33 +72,27 @@ def test_a_damaged_record_is_named_and_the_others_are_read(reader, tmp_path):
     assert source.rows(np.array([8, 10]))["record"].tolist() == [records[6], records[8]]
 
 
-@pytest.mark.parametrize("left", [200, 3])
-def test_a_truncated_file_is_named(tmp_path, left):
-    path = write(str(tmp_path / "a"), [bytes(100)] * 9)
-    os.truncate(path, 116 + left)
-    record = 1 + left // 116
-    with pytest.raises(DataError, match=rf"{path} is truncated: record {record} would end at byte"):
-        tf_records(path)
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ("none-*", r"x\.files must name existing files .*none-\*.*we are in"),
+        (["a", "b", "../in/a"], r"each file once, got .*/in/a 2 times"),
+    ],
+)
+def test_files_that_are_missing_or_doubled_are_named(tmp_path, monkeypatch, files, message):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in "ab":
+        (folder / name).touch()
+    monkeypatch.chdir(folder)
+    with pytest.raises(DataError, match=message):
+        found_files(files, "x.files")
 
 
-def test_a_file_that_shrinks_later_is_named(tmp_path):
-    path = write(str(tmp_path / "a"), [bytes(100)] * 3)
-    source = tf_records(path)
-    os.truncate(path, 200)
-    with pytest.raises(DataError, match="checksum of record 1 of .*file has changed"):
-        source.rows(np.arange(2))
-    os.remove(path)
-    with pytest.raises(DataError, match=rf"No such file.*{path}"):
-        source.rows(np.arange(2))
-
-
-def test_files_of_another_format_or_without_records_are_refused(tmp_path):
-    path = str(tmp_path / "a")
-    with tf.io.TFRecordWriter(path, "GZIP") as writer:
-        writer.write(bytes(1000))
-    with pytest.raises(DataError, match=f"{path} is compressed, damaged, or no TFRecord file"):
-        tf_records(path)
-    with pytest.raises(DataError, match=f"{path} is truncated, or no ArrayRecord file"):
-        array_records(path)
-    with pytest.raises(DataError, match="TFRecords must have at least one example"):
-        tf_records(write(str(tmp_path / "empty"), []), FEATURES)
+def test_a_pattern_misses_no_shard_that_it_matches(tmp_path):
+    shards = [str(tmp_path / f"train-{number:05d}-of-00004.rec") for number in (0, 1, 3)]
+    for shard in shards:
+        Path(shard).touch()
+    with pytest.raises(DataError, match=r"1 of 00004 are missing, such as .*train-00002-of-00004"):
+        found_files(str(tmp_path / "train-*"), "x.files")
+    assert found_files(str(tmp_path / "train-0000[01]-*"), "x.files") == shards[:2]

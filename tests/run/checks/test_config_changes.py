@@ -5,10 +5,10 @@ from pathlib import Path
 
 import keras
 import pytest
+from ddl.run.checks.config_changes import compare_with_saved_config
 
 from ddl import config
 from ddl.errors import ModelDirectoryError
-from ddl.run.checks.config_changes import compare_with_saved_config
 
 GIN = Path(__file__).parents[3] / "configs" / "digits_mlp.gin"
 

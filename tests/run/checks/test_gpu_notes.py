@@ -7,12 +7,12 @@ import types
 import keras
 import pytest
 import tensorflow as tf
+from ddl.run.checks.gpu_notes import gpu_notes
 
 from ddl import precision
 from ddl.cli.placing import choose_tf32
 from ddl.precision import set_precision, set_tf32
-from ddl.run.checks.gpu_notes import gpu_notes
-from ddl.training.checks.model import warn_of_tf32
+from ddl.training.checks import warn_of_tf32
 from tests.conftest import make_strategy
 
 GPU = types.SimpleNamespace(

@@ -1,13 +1,13 @@
 import keras
 import pytest
 import tensorflow as tf
+from ddl.run.checks.learning_rate import learning_rate_summary
 from keras.optimizers import schedules
 
 from ddl.errors import ConfigError
 from ddl.optimizers import LAMB, LARS, MomentumSGD
 from ddl.optimizers.learning_rate import LearningRate
 from ddl.optimizers.plateau import ReduceOnPlateau
-from ddl.run.checks.learning_rate import learning_rate_summary
 
 
 def test_the_summary_shows_what_was_resolved():

@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import keras
 import pytest
+from ddl.run.checks.plan import without_effect
 
 import ddl
 from ddl.checkpoints.retention import Retention
 from ddl.errors import ConfigError
 from ddl.optimizers.plateau import ReduceOnPlateau
-from ddl.run.checks.plan import without_effect
 from ddl.run.plan import RunPlan
 from tests.run.test_train import DIGITS_MLP, run
 

@@ -4,10 +4,10 @@ import importlib
 import sys
 
 import pytest
-
-from ddl.errors import ConfigError
 from ddl.run.checks.code_digest import user_code_digests
 from ddl.run.checks.same_on_all_workers import check_same_on_all
+
+from ddl.errors import ConfigError
 
 
 class TwoWorkers:

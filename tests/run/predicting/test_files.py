@@ -8,13 +8,13 @@ import tracemalloc
 import numpy as np
 import pytest
 import tensorflow as tf
+from ddl.run.predicting.columns import columns_of, forms_of
+from ddl.run.predicting.part_files import packed
+from ddl.run.predicting.parts import PartialFile
 from pyarrow import parquet
 
 from ddl.errors import ConfigError, DataError, ModelDirectoryError, NotReady
 from ddl.run.predicting import formats
-from ddl.run.predicting.columns import columns_of, forms_of
-from ddl.run.predicting.part_files import packed
-from ddl.run.predicting.parts import PartialFile
 
 ROWS, BATCH = 11, 4
 DTYPES = ("bool", "int8", "uint8", "int32", "int64", "uint64", "float16", "float32", "float64")

@@ -11,14 +11,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from ddl.run.predicting.identity import data_digest
+from ddl.run.predicting.parts import PartialFile
+from ddl.run.predicting.settings import Predictions
 
 import ddl
 from ddl.errors import ConfigError, DataError, ModelDirectoryError, TrainingInterrupted
 from ddl.run.from_checkpoints import SavedWeights
 from ddl.run.predicting import predict
-from ddl.run.predicting.identity import data_digest
-from ddl.run.predicting.parts import PartialFile
-from ddl.run.predicting.settings import Predictions
 from tests.run.test_train import DIGITS_MLP, run
 from tests.run.whole_runs import ROOT
 

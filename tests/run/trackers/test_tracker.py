@@ -4,12 +4,12 @@ import dataclasses
 import threading
 
 import pytest
+from ddl.run.trackers.tracker import TrackerWriter, check_installed
 
 from ddl.errors import ConfigError, TrainingInterrupted
 from ddl.run.directory import RunDirectory
 from ddl.run.plan import RunPlan
 from ddl.run.trackers import tracker as trackers
-from ddl.run.trackers.tracker import TrackerWriter, check_installed
 from ddl.run.writers import Writers
 
 

@@ -95,7 +95,7 @@ def assert_same(one, other, atol=1e-12):
 )
 def test_a_compiled_update_computes_the_same(optimizer, rows, is_whole):
     compiled, plain = (trained(choice, rows, optimizer, clip_norm=0.1) for choice in ("on", "off"))
-    assert compiled._parts.update.is_whole == is_whole
+    assert compiled._update.is_whole == is_whole
     assert_same(compiled, plain)
 
 
@@ -104,7 +104,7 @@ def test_a_gradient_without_a_shape():
     compiled, plain = (
         trained(choice, 40, keras.optimizers.Adagrad, Rows) for choice in ("on", "off")
     )
-    assert compiled._parts.update.is_whole
+    assert compiled._update.is_whole
     assert_same(compiled, plain)
 
 

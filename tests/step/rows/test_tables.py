@@ -152,8 +152,8 @@ def test_rows_add_up_in_the_variables_of_several_gpus():
 def test_a_small_table_has_dense_sums_over_microbatches():
     """All microbatches together look up more rows than the table has."""
     made = trainer(("one_device", 1), accumulation_steps=2)
-    (objective,) = made._parts.update.plan.losses.values()
-    gradient = made._parts.update.gradient
+    (objective,) = made._update.plan.losses.values()
+    gradient = made._update.gradient
     tables = made.model.trainable_variables
     lookups = [table.lookups for table in objective.training.tables.values()]
     assert sorted(lookups) == [1, 5]

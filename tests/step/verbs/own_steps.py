@@ -275,7 +275,7 @@ def build(
 
 def variables(trainer: ddl.Trainer) -> list[tf.Variable]:
     """The variables of layers, optimizers and averages, and the task's own."""
-    update = trainer._parts.update
+    update = trainer._update
     found = [v.value for layer in layers_of(trainer.task) for v in layer.variables]
     found += [v.value for one in update.optimizers.values() for v in one.variables]
     found += update.averages.variables if update.averages else []

@@ -68,7 +68,7 @@ def test_a_frozen_group_keeps_weights_slots_and_count():
     before = [v.numpy() for v in trainer.model.trainable_variables]
     trainer.train(3)
     assert trainer.learning_rates["learning_rate/backbone"] == 0
-    optimizers = trainer._parts.update.optimizers
+    optimizers = trainer._update.optimizers
     assert int(optimizers["backbone"].iterations.numpy()) == 0
     assert int(optimizers["head"].iterations.numpy()) == 3
     assert not any(slot.numpy().any() for slot in optimizers["backbone"].variables[2:])

@@ -237,5 +237,5 @@ def test_several_sources_need_a_step_and_names():
     task = ddl.tasks.Classification(model, input_name="x")
     with pytest.raises(ConfigError, match="no `step`, .* got one, other"):
         ddl.Trainer(task, momentum(0.1), TWO, global_batch_size=8)
-    with pytest.raises(DataError, match="must be a text that is not empty, got 3. Pass several"):
+    with pytest.raises(DataError, match="needs a name of text, got 3"):
         single(of_two_forms, {3: TWO["one"], "other": TWO["other"]})

@@ -1,1 +1,0 @@
-"""Transforms of training inputs, which draw by position: of images, of pairs, of tokens."""

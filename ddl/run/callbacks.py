@@ -1,0 +1,227 @@
+"""Functions of the user's that a run calls between its loops, and the early end of a run."""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddl.distribution.workers import Workers
+from ddl.errors import ConfigError, check_takes, definition_of
+from ddl.figures import Direction, direction_of, is_reserved
+from ddl.training.history import History
+from ddl.training.trainer import Trainer
+
+
+class Moment:
+    """The moment of a run at which a callback is called. Eager, cross-replica context.
+
+    `tf.summary.image`, `text`, `histogram` and `scalar` write to the TensorBoard files of the run,
+    at the step of the moment; on workers other than the chief they do nothing.
+
+    Attributes:
+      trainer: The trainer. A callback may read it, evaluate, predict, and assign to the variables
+        of its task and to the learning rate; it must not train or restore.
+      step: Number of updates made.
+      epoch: Passes over the training data.
+      is_chief: Whether this process writes the run's files.
+      checkpoint: After a save, the checkpoint's path without the endings of its files; else None.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        figures: Callable[[], Mapping[str, float]],
+        checkpoint: Path | None = None,
+    ):
+        """Keeps the arguments; `figures` is called when the callback reads them."""
+        self.trainer = trainer
+        self.step = trainer.step
+        self.epoch = trainer.epoch_at(trainer.step)
+        self.is_chief = Workers(trainer.strategy).is_chief
+        self.checkpoint = checkpoint
+        self._figures = figures
+
+    @functools.cached_property
+    def figures(self) -> dict[str, float]:
+        """Loss and metrics: of the evaluation, or of training since the last log."""
+        return dict(self._figures())
+
+
+Function = Callable[[Moment], Mapping[str, float] | None]
+
+
+class Callback:
+    """A function that a run calls between loops on the devices.
+
+    Attributes:
+      function: The function, of a `Moment`. It may return figures by name, which are logged.
+    """
+
+    def __init__(self, function: Function):
+        """Checks the function.
+
+        Args:
+          function: A function of one argument, a `Moment`. An object may be one, by `__call__`;
+            then checkpoints hold the `tf.Variable`s in its attributes. All workers of a cluster
+            call it and must make the same changes; for work that one process does, such as a
+            message, check `moment.is_chief`.
+
+        Raises:
+          ConfigError: If the function takes other arguments.
+        """
+        check_takes(f"{type(self).__name__}.function", function, ("moment",))
+        if isinstance(function, type):
+            raise ConfigError(
+                f"{type(self).__name__}.function must be a function of (moment), got the class "
+                f"{function.__name__}. Pass an object of it; in gin, write @{function.__name__}()."
+            )
+        self.function = function
+
+    @property
+    def name(self) -> str:
+        """Name of the function in messages."""
+        return getattr(self.function, "__qualname__", type(self.function).__name__)
+
+    @property
+    def holder(self) -> Any:
+        """The object whose variables are saved; None for a plain function."""
+        if inspect.ismethod(self.function):
+            return self.function.__self__
+        return None if inspect.isroutine(self.function) else self.function
+
+    def __call__(self, moment: Moment) -> dict[str, float]:
+        """Calls the function, and returns its figures.
+
+        Raises:
+          ConfigError: If it returned something else than None or numbers by name, a figure has the
+            name of one of the run's own, or the function trained.
+        """
+        trainer = moment.trainer
+        with trainer.busy():
+            returned = self.function(moment)
+        own = {*trainer.metric_names, *trainer.eval_metric_names}
+        try:
+            figures = {name: float(value) for name, value in dict(returned or {}).items()}
+            fault = next((f"the name {n!r}" for n in figures if n in own or is_reserved(n)), "")
+        except (TypeError, ValueError):
+            fault = f"{returned!r:.60}"
+        if fault:
+            raise ConfigError(
+                f"{definition_of(self.function)} must return None, or a dict from names that the "
+                f"run does not use, such as 'other/loss', to numbers, got {fault}."
+            )
+        return figures
+
+
+class Every(Callback):
+    """Calls a function at each multiple of a number of steps.
+
+        ddl.fit(trainer, train_epochs=5, callbacks=[Every(1000, show)])
+
+    The loop on the devices ends at these steps, and nowhere else for it. The function is called
+    after an evaluation of the same step and before a save, so a checkpoint holds what it changed.
+    """
+
+    def __init__(self, steps: int, function: Function):
+        """Checks the arguments.
+
+        Args:
+          steps: Number of updates between calls, at least 1.
+          function: See `Callback`.
+
+        Raises:
+          ConfigError: If `steps` is not an integer of at least 1, or as `Callback`.
+        """
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            raise ConfigError(
+                "Every.steps must be an integer of at least 1, the number of updates between "
+                f"calls, got {steps!r:.60}."
+            )
+        super().__init__(function)
+        self.steps = steps
+
+
+class AfterEvaluation(Callback):
+    """Calls a function after each evaluation of the run, also after the one at its end."""
+
+
+class AfterSave(Callback):
+    """Calls a function after each save, when the checkpoint's files are on disk.
+
+    The run waits for the files. The function must not change what is trained: the checkpoint would
+    not hold it. It returns no figures, for the same reason.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class EarlyStopping:
+    """Ends a run after `patience` evaluations in a row that do not improve on the best before.
+
+    A resumed run counts the earlier evaluations too: those of metrics.jsonl, or those of the
+    trainer's history in a run without a directory.
+
+    Attributes:
+      metric: Figure of the evaluations, such as `accuracy`.
+      patience: Number of evaluations, at least 1.
+      mode: `max` or `min`; None takes the smallest loss or the largest accuracy. Any other metric
+        requires it.
+
+    Raises:
+      ConfigError: If `patience` is not an integer of at least 1, or `mode` is missing or unknown.
+    """
+
+    metric: str = "loss"
+    patience: int = 3
+    mode: Direction | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.patience, bool) or not isinstance(self.patience, int):
+            raise ConfigError(f"EarlyStopping.patience must be an integer, got {self.patience!r}.")
+        if self.patience < 1:
+            raise ConfigError(f"EarlyStopping.patience must be at least 1, got {self.patience}.")
+        direction_of(self.metric, self.mode, "EarlyStopping.mode")
+
+    def reason_to_end(self, history: History, eval_every: int) -> str:
+        """Returns why a run ends now; "" if it does not.
+
+        Args:
+          history: The figures of the run. Counted are evaluations at multiples of `eval_every`.
+          eval_every: Period of the evaluations.
+        """
+        figures = history.figures("eval")
+        due = figures["step"] % eval_every == 0
+        steps, values = figures["step"][due], figures.get(self.metric, figures["epoch"])[due]
+        falls = direction_of(self.metric, self.mode, "EarlyStopping.mode") == "min"
+        rated = np.where(np.isnan(values), -np.inf, -values if falls else values)
+        best = int(np.argmax(rated)) if np.isfinite(rated).any() else -1
+        name = self.metric.replace("_", " ")
+        if len(steps) - 1 - best < self.patience:
+            return ""
+        if best < 0:
+            return f"{name} was not a number in {self.patience} evaluations"
+        return (
+            f"{name} has not improved on {values[best]:.6g}, of step {steps[best]:,}, in "
+            f"{self.patience} evaluations"
+        )
+
+
+def checked_callbacks(callbacks: Any) -> tuple[Callback | EarlyStopping, ...]:
+    """Returns callbacks as a tuple.
+
+    Raises:
+      ConfigError: If it holds something else, such as a function, or two `EarlyStopping`.
+    """
+    given = tuple(callbacks) if isinstance(callbacks, list | tuple) else (callbacks,)
+    other = next((one for one in given if not isinstance(one, Callback | EarlyStopping)), None)
+    if other is not None or not isinstance(callbacks, list | tuple):
+        raise ConfigError(
+            "callbacks must be a list of Every, AfterEvaluation, AfterSave or EarlyStopping, got "
+            f"{other or callbacks!r:.60}. For a function, write [Every(100, function)]."
+        )
+    if sum(isinstance(one, EarlyStopping) for one in given) > 1:
+        raise ConfigError("A run has one EarlyStopping, got several among callbacks. Keep one.")
+    return given

@@ -1,1 +1,0 @@
-"""Checks of a plan and of learning rates before a run."""

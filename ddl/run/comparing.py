@@ -1,0 +1,176 @@
+"""Comparison of a run's config with that of the other workers, and with that of the run so far."""
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import ddl
+from ddl import callbacks, config
+from ddl.config.registry import user_packages
+from ddl.config.statements import read_values
+from ddl.distribution.workers import Workers
+from ddl.errors import ConfigError, ModelDirectoryError
+from ddl.optimizers.groups import by_name
+from ddl.optimizers.plateau import plateaus_of
+from ddl.run.directory import RunDirectory, naming
+from ddl.training.checks import depends_on_microbatches
+from ddl.training.trainer import Trainer
+
+# A resumed run may change what these own, which leaves its updates the same. Any other difference
+# makes it another run.
+_OWNERS = {"RunPlan", "Retention", "WarmStart", "Predictions", "Remat", "MLflow"}
+_OWNERS |= {"WeightsAndBiases", *callbacks.__all__}
+_PARAMETERS = {"data_dir", "files", "folder", "path", "paths", "pattern", "remat"}  # of the data
+_MICROBATCHES = "Trainer.accumulation_steps"
+# These follow from data and batch size, which are compared with the checkpoint's metadata.
+_FOLLOWS = {"epochs_to_steps.steps_per_epoch", "warmup_steps.steps_per_epoch"}
+
+
+def check_same_on_all(workers: Workers, flags: Mapping[str, object]) -> None:
+    """Compares code, versions, config and flags of all workers, and a seed that the config binds.
+
+    Eager, cross-replica context, on all workers, before training.
+
+    Args:
+      workers: The workers of the run.
+      flags: Values by name of the flags that must agree, such as the mode.
+
+    Raises:
+      ConfigError: On all workers, with the differing lines, if a worker differs from worker 0.
+    """
+    if workers.number == 1:
+        return
+    given = [f"--{name}={value}" for name, value in flags.items()]
+    texts = workers.gather_texts("\n".join([*_versions(), *given, config.config_text()]))
+    for index, text in enumerate(texts[1:], start=1):
+        here, there = texts[0].splitlines(), text.splitlines()
+        if differ := sorted({*here} ^ {*there}):
+            listing = "\n".join(
+                f"  {'worker 0' if line in here else f'worker {index}'}: {line}" for line in differ
+            )
+            workers.barrier()
+            raise ConfigError(
+                f"Worker {index} must have the code, versions, config and flags of worker 0, got\n"
+                f"{listing}\nStart all workers with the same ones."
+            )
+
+
+def _versions() -> list[str]:
+    """Returns library versions, and digests of the code of ddl and of the config's packages."""
+    packages = {"ddl"} | {name.partition(".")[0] for name in config.imported_modules()}
+    digests = {name: hashlib.sha256() for name in packages | user_packages()}
+    for name, module in sorted(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name.partition(".")[0] in digests and file and Path(file).is_file():
+            digests[name.partition(".")[0]].update(Path(file).read_bytes())
+    return [
+        f"ddl {ddl.__version__}, Python {sys.version_info[:2]}",
+        f"TensorFlow {tf.__version__}, Keras {keras.__version__}, NumPy {np.__version__}",
+        *(f"{name}, code {digest.hexdigest()[:12]}" for name, digest in sorted(digests.items())),
+    ]
+
+
+def compare_with_saved_config(
+    directory: RunDirectory, trainer: Trainer, report: Callable[[str], None]
+) -> None:
+    """Compares the loaded config with the one saved in the directory, before a run resumes.
+
+    Length, periods, callbacks, trackers, warm start, paths of data and microbatches may differ.
+
+    Args:
+      directory: The directory of the run.
+      trainer: The built trainer. With a `ReduceOnPlateau`, `RunPlan.eval_every` may not change.
+      report: Called with a note if the number of microbatches changed and the model depends on it.
+
+    Raises:
+      ModelDirectoryError: If the configs differ, or the saved config cannot be read.
+    """
+    saved = directory.saved_config() or ""
+    with naming(str(directory.operative_config)):
+        changes = _differences(read_values(saved), read_values(config.operative_config_text()))
+    kept = {"RunPlan.eval_every"} if plateaus_of(trainer.optimizer) else set()
+    _refuse(directory, [x for n, x in changes.items() if n in kept or not _may_change(n)])
+    if _MICROBATCHES in changes and depends_on_microbatches(trainer.training_layers):
+        report(
+            f"{changes[_MICROBATCHES]}. This model computes statistics or draws random numbers per "
+            "microbatch, so the resumed run computes other updates than with the earlier number."
+        )
+
+
+def _refuse(directory: RunDirectory, lines: Sequence[str]) -> None:
+    """Raises ModelDirectoryError if there are differences; those due to one macro are one line."""
+    if lines:
+        listing = "\n".join(f"  {line}" for line in dict.fromkeys(lines))
+        raise ModelDirectoryError(
+            f"--model_dir={directory.path} holds a run with other settings. The differences "
+            f"(saved → given):\n{listing}\nPass another --model_dir, or the settings of that run."
+        )
+
+
+def _may_change(name: str) -> bool:
+    item, _, parameter = name.rpartition(".")
+    owner = item.rpartition("/")[2].rpartition(".")[2]
+    free = owner in _OWNERS or parameter in _PARAMETERS
+    return free or name in _FOLLOWS or name == _MICROBATCHES
+
+
+def _differences(
+    saved: Mapping[str, tuple[Any, Any]], given: Mapping[str, tuple[Any, Any]]
+) -> dict[str, str]:
+    """Returns lines such as `cnn.filters: (32, 64) → (32,)`, by binding.
+
+    Args:
+      saved: The bindings of the run so far: the values as written and with macros expanded.
+      given: The bindings now.
+    """
+    unset = ("not set", "not set")
+    found = {}
+    for name in {**saved, **given}:
+        (raw, before), (other, after) = saved.get(name, unset), given.get(name, unset)
+        if before != after and not name.endswith("/gin.macro.value"):
+            is_macro = repr(raw).startswith("%") and raw == other
+            found[name] = f"{repr(raw)[1:] if is_macro else name}: {before!r} → {after!r}"
+    return found
+
+
+def compare_arguments(directory: RunDirectory, given: Mapping[str, str]) -> None:
+    """Compares the arguments of a new trainer with those of the run so far, of `ddl.fit`.
+
+    Args:
+      directory: The directory of the run.
+      given: See `arguments_of`.
+
+    Raises:
+      ModelDirectoryError: If one differs, or the file of the run so far cannot be read.
+    """
+    if not directory.arguments.exists():
+        return
+    with naming(str(directory.arguments)):
+        saved = json.loads(directory.arguments.read_bytes())
+    changes = {name: (saved[name], given[name]) for name in saved if name in given}
+    _refuse(directory, [f"{name}: {a} → {b}" for name, (a, b) in changes.items() if a != b])
+
+
+def arguments_of(trainer: Trainer) -> dict[str, str]:
+    """Returns the plain values that a trainer was made with, as JSON by name."""
+    found = {"global_batch_size": trainer.global_batch_size}
+    found |= {f"task.{name}": value for name, value in vars(trainer.task).items()}
+    for name, optimizer in by_name(trainer.optimizer).items():
+        with suppress(NotImplementedError):  # of a schedule that Keras cannot save
+            arguments = optimizer.get_config()
+            if isinstance(arguments["learning_rate"], float):
+                del arguments["learning_rate"]  # it may be assigned during training
+            found |= {f"optimizer {name}.{key}": value for key, value in arguments.items()}
+    texts = {}
+    for name, value in found.items():
+        with suppress(TypeError, ValueError):  # another object, such as a model
+            texts[name] = json.dumps(value, default=np.ndarray.tolist)
+    return texts

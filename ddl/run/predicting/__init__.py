@@ -1,1 +1,0 @@
-"""Predictions of a run's weights, written to a file that a killed command resumes."""

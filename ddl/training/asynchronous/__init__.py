@@ -1,1 +1,0 @@
-"""Asynchronous training and evaluation, with parameter servers."""

@@ -1,1 +1,0 @@
-"""Checks before training: batch sizes, the model, row independence, settings that are fixed."""

@@ -1,0 +1,311 @@
+"""Predictions: the outputs of a task for each example, in order and without padding."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ddl.data.batch import Batch
+from ddl.data.checks import data_errors, warn_of_another_kind
+from ddl.data.conversion import as_source
+from ddl.data.pipeline import BatchPipeline
+from ddl.data.source import Source
+from ddl.data.stream import Stream
+from ddl.distribution.traits import traits_of
+from ddl.distribution.workers import Workers
+from ddl.draws import placing_of
+from ddl.errors import ConfigError, DataError, check_no_text
+from ddl.metrics import OfAllOutputs
+from ddl.microbatch import Microbatch
+from ddl.step.state import TrainingState
+from ddl.tasks.gather import Gathered
+from ddl.training.device_errors import device_errors
+
+Rows = tuple[Any, dict[str, np.ndarray]]
+"""Outputs in the structure that `predict` returns, and features by name, without padding."""
+
+
+def form_of(pipeline: BatchPipeline) -> Any:
+    """Returns all of a pipeline's data that a trace depends on."""
+    spec = sorted(pipeline.element_spec.items())
+    return (pipeline.always_full, *((n, tuple(one.shape), one.dtype.name) for n, one in spec))
+
+
+class Predictions:
+    """Outputs of a task for each example. Eager, cross-replica context, on all workers.
+
+    The data stay on the host. They are freed after the call.
+    """
+
+    def __init__(
+        self,
+        task: Any,
+        strategy: tf.distribute.Strategy,
+        pipeline: Callable[[Source | Stream], BatchPipeline],
+        trained_on: dict[str, tf.TensorSpec] | None,
+    ):
+        """Keeps the arguments; traces nothing.
+
+        Args:
+          task: The task.
+          strategy: The strategy.
+          pipeline: Makes the pipeline of a source, in order and not resident.
+          trained_on: `element_spec` of the training data; None if they have several sources.
+        """
+        self._task = task
+        self._strategy = strategy
+        self._pipeline_of = pipeline
+        self._trained_on = trained_on or {}
+        self._joins_workers = Workers(strategy).number > 1
+        self._reading: Any = None  # pipeline and features, while tracing
+
+    def all(self, data: Any, state: TrainingState) -> Any:
+        """Returns the outputs of all examples, arrays [n, …]; see `batches`."""
+        return _joined(list(self.batches(data, state)))[0]
+
+    def outputs(
+        self, source: Source | Stream, state: TrainingState, metric: OfAllOutputs, *, keeps: bool
+    ) -> Rows | None:
+        """Returns outputs and features of the data, without the examples of weight 0.
+
+        Args:
+          source: The data.
+          state: The training's state.
+          metric: Says which features it reads, and how much memory they may take.
+          keeps: Whether this process keeps the outputs; else the result is None.
+
+        Raises:
+          DataError: If the data lack a feature, or a feature is text.
+          ConfigError: If the arrays would be larger than `metric.max_bytes`.
+        """
+        names = self.features_of(source, metric.features)
+        every, held = [], 0
+        for rows in self.batches(source, state, tuple(dict.fromkeys([*names, "weight"]))):
+            held += sum(array.nbytes for array in tf.nest.flatten(rows))
+            if held > metric.max_bytes:
+                raise ConfigError(
+                    "The outputs and features for OfAllOutputs need more than the "
+                    f"{metric.max_bytes:,} bytes of OfAllOutputs.max_bytes. Raise it, name fewer "
+                    "features, or let predict return less."
+                )
+            if keeps:
+                every.append(rows)
+        if not keeps:
+            return None
+        outputs, features = _joined(every)
+        counts = features["weight"] != 0
+        outputs = tf.nest.map_structure(lambda one: one[counts], outputs)
+        return outputs, {name: features[name][counts] for name in names}
+
+    def features_of(
+        self, source: Source | Stream, features: Sequence[str] | None
+    ) -> tuple[str, ...]:
+        """Returns the names of the features of a metric; None means all.
+
+        Raises:
+          DataError: If the data lack a feature, or a feature is text.
+        """
+        spec = source.element_spec
+        names = tuple(spec) if features is None else tuple(features)
+        for name in names:
+            if name not in spec or spec[name].dtype == tf.string:
+                given = "the data do not have" if name not in spec else "is text"
+                raise DataError(
+                    f"OfAllOutputs gets features that are numbers, but {name!r} {given}. Set "
+                    f"OfAllOutputs.features to some of {', '.join(sorted(spec))}; pass text as "
+                    "token numbers."
+                )
+        return names
+
+    def check_predicts(self, what: str) -> None:
+        """Raises ConfigError if the task has no `predict`, or the strategy is asynchronous.
+
+        Args:
+          what: Name of what needs the outputs, for the error.
+        """
+        if not callable(getattr(self._task, "predict", None)):
+            raise ConfigError(
+                f"{type(self._task).__name__} has no outputs to predict. Give it a method "
+                "predict(features) that returns a tensor [batch, …], or a dict or tuple of such "
+                f"tensors, for {what}."
+            )
+        if traits_of(self._strategy).asynchronous:
+            raise ConfigError(
+                f"{what} does not run with parameter servers. Export the model, or restore a "
+                "checkpoint under another strategy."
+            )
+
+    def batches(
+        self,
+        data: Any,
+        state: TrainingState,
+        features: Sequence[str] = (),
+        first_batch: int = 0,
+        *,
+        keeps: bool = True,
+    ) -> Iterator[Rows | None]:
+        """Yields the outputs of each batch, and features of the data, without the padding.
+
+        Args:
+          data: As `as_source` takes it, or one array of inputs, or a `tf.data.Dataset` of inputs.
+          state: The training's state; schedules of layers and tasks follow it.
+          features: Names of features to yield beside the outputs.
+          first_batch: Number of the first batch, counted from 0.
+          keeps: Whether this process keeps the outputs; else each batch is None.
+
+        Raises:
+          ConfigError: If the task has no `predict`, the strategy is asynchronous, or the outputs
+            are not tensors [batch, …].
+          DataError: If the data cannot be read, do not fit the task, or lack a feature.
+        """
+        check_no_text("predict_batches.features", features)
+        self.check_predicts("predict")
+        pipeline = self._checked(self._source_of_inputs(data), features)
+        size, total = pipeline.global_batch_size, pipeline.count_examples()
+        form = repr((form_of(pipeline), tuple(features)))
+        with data_errors(pipeline.source), device_errors():
+            iterator = pipeline.iterator(self._strategy, first_batch)
+            # Traced not by a call: TensorFlow counts the traces of all predictions of a process
+            # together, and warns of frequent ones.
+            self._reading = pipeline, features
+            zero = tf.constant(0, tf.int64)
+            self._outputs.get_concrete_function(form, iterator, zero, state.batches, state.step)
+            self._reading = None  # which would keep the data alive
+        for number in range(first_batch, -(-total // size)):
+            with data_errors(pipeline.source), device_errors():
+                # What a batch draws depends on its number, wherever the reading began.
+                counter = tf.constant(number, tf.int64)
+                found = self._outputs(form, iterator, counter, state.batches, state.step)
+                if not keeps:
+                    yield None
+                    continue
+                # As arrays at once: all outputs may not fit on a device.
+                left = total - number * size
+                rows = _joined([tf.nest.map_structure(lambda x: x.numpy(), one) for one in found])
+                outputs, beside = tf.nest.map_structure(lambda x, left=left: x[:left], rows)
+            yield outputs, dict(zip(features, beside, strict=True))
+
+    @tf.function(autograph=False)
+    def _outputs(
+        self, form: str, iterator: Any, number: tf.Tensor, position: tf.Tensor, step: tf.Tensor
+    ) -> list[Any]:
+        """Returns outputs and features of a batch, of each replica or of all workers."""
+        strategy, (pipeline, features) = self._strategy, self._reading
+
+        def of_replica(batch: Batch) -> Any:
+            return self._of_replica(pipeline, features, batch, position, step)
+
+        def of_all(values: Any) -> tf.Tensor:
+            given = strategy.experimental_local_results(values)[0].dtype
+            return tf.cast(strategy.gather(strategy.run(_gatherable, (values,)), 0), given)
+
+        found = strategy.run(of_replica, (pipeline.next_batch(iterator, strategy, number),))
+        if self._joins_workers:
+            return [tf.nest.map_structure(of_all, found)]
+        local = strategy.experimental_local_results
+        replicas = range(Workers(strategy).replicas_of_each)
+        return [tf.nest.map_structure(lambda x, r=r: local(x)[r], found) for r in replicas]
+
+    def _of_replica(
+        self,
+        pipeline: BatchPipeline,
+        names: Sequence[str],
+        batch: Batch,
+        position: tf.Tensor,
+        step: tf.Tensor,
+    ) -> tuple[Any, list[tf.Tensor]]:
+        features = pipeline.examples(batch)
+        microbatch = pipeline.microbatch(
+            batch, features, training=False, step=step, position=position
+        )
+        microbatch.gathering = _refuse
+        beside = [features[each] for each in names]
+        features = {each: v for each, v in features.items() if each != "weight"}
+        microbatch.drawn = {}
+        with microbatch.forward():
+            outputs = self._called(features)
+        if microbatch.drawn:  # once more, now that the rows of each draw can be told
+            again = dataclasses.replace(microbatch, drawn=None, _calls={})
+            with again.forward():
+                again.placing = placing_of(self._called, features)
+                outputs = self._called(features)
+        rows = pipeline.global_batch_size // self._strategy.num_replicas_in_sync
+        for one in tf.nest.flatten(outputs):
+            shape = one.shape if tf.is_tensor(one) else tf.TensorShape([])
+            if shape.rank == 0 or shape[0] != rows or not shape.is_fully_defined():
+                got = f"shape {shape}" if tf.is_tensor(one) else f"a {type(one).__name__}"
+                raise ConfigError(
+                    f"{type(self._task).__name__}.predict must return tensors of static shape whose"
+                    f" first dimension is the batch, {rows}, got {got}."
+                )
+        return outputs, beside
+
+    def _called(self, features: dict[str, tf.Tensor]) -> Any:
+        try:
+            return self._task.predict(features)
+        except KeyError as error:
+            if error.args and error.args[0] not in features:
+                raise DataError(
+                    f"{type(self._task).__name__}.predict reads the feature {error.args[0]!r}, but "
+                    f"the data have only {', '.join(sorted(features))}. Add it to the data."
+                ) from error
+            raise
+
+    def _source_of_inputs(self, data: Any) -> Source | Stream:
+        is_dataset = isinstance(data, tf.data.Dataset)
+        of_inputs = is_dataset and isinstance(data.element_spec, tf.TensorSpec)
+        if not (of_inputs or isinstance(data, np.ndarray) or tf.is_tensor(data)):
+            return as_source(data)
+        name = getattr(self._task, "input_name", None)
+        if not isinstance(name, str):
+            raise DataError(
+                f"{type(self._task).__name__} does not name its input, so predict cannot take a "
+                "single array. Pass a dict from feature name to array."
+            )
+        if not of_inputs:
+            return Source({name: data})
+        named = tf.autograph.experimental.do_not_convert(lambda inputs: {name: inputs})
+        return as_source(data.map(named))
+
+    def _checked(self, source: Source | Stream, features: Sequence[str]) -> BatchPipeline:
+        """Returns a pipeline of data that have the shapes of the training data, and features."""
+        pipeline = self._pipeline_of(source)
+        pipeline.count_examples()
+        given = pipeline.element_spec
+        if absent := set(features) - given.keys():
+            raise DataError(
+                f"The data have no feature {min(absent)!r} to return beside the outputs, only "
+                f"{', '.join(sorted(source.element_spec))}. Name some of these."
+            )
+        for name, spec in self._trained_on.items():
+            if name in given and given[name].shape != spec.shape:
+                raise DataError(
+                    f"Feature {name!r} must have shape {spec.shape}, as in the training data, got "
+                    f"{given[name].shape}. Reshape or resize it; if one example was passed, pass a "
+                    "batch of one, x[np.newaxis]."
+                )
+            if name in given:
+                warn_of_another_kind(name, spec.dtype, given[name].dtype)
+        return pipeline
+
+
+def _joined(every: Sequence[Any]) -> Any:
+    """Returns structures of arrays [b, …] as one structure of arrays [n, …]."""
+    return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *every)
+
+
+def _refuse(tensors: list[tf.Tensor], current: Microbatch) -> Gathered:
+    """Refuses `ddl.gather` (`ddl.tasks.gather.Gathering`)."""
+    raise ConfigError(
+        "ddl.gather was called in predict, but an output must not depend on the other examples of "
+        "its batch. Compare examples in a loss, or in a ddl.metrics.OfAllOutputs."
+    )
+
+
+def _gatherable(values: tf.Tensor) -> tf.Tensor:
+    """Returns values in a dtype that all workers can gather; cast back, they are the same."""
+    if values.dtype.is_integer or values.dtype.is_bool:
+        return tf.cast(values, tf.int64)
+    return tf.cast(values, tf.float32) if values.dtype == tf.bfloat16 else values

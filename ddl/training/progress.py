@@ -1,0 +1,190 @@
+"""Progress on a terminal or in a notebook: a line that is replaced; elsewhere nothing."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import IO, Any, cast
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from ddl.figures import (
+    EXAMPLES_PER_SECOND,
+    LOSS_SCALE,
+    REWINDS,
+    SKIPPED_UPDATES,
+    is_one_of_many,
+)
+from ddl.output import Dropping, dropping, printable, say
+from ddl.training.actions import EachLoop
+
+_ORDER = ("loss", "accuracy")
+
+
+class Bar:
+    """Steps, times and figures in a line, which rich or IPython replaces."""
+
+    def __init__(self, console: Console, step: int, total: int):
+        """Shows the line.
+
+        Args:
+          console: The console, which prints lines above it on a terminal.
+          step: Updates made.
+          total: The step at the end.
+        """
+        self._first, self._total, self._since = step, total, time.monotonic()
+        self._live: Live | None = None
+        self._cell: Any = None  # IPython's handle of what it displays
+        text = self._text(step, {})
+        if console.is_terminal:
+            self._live = Live(text, console=console, auto_refresh=False)
+            self._live.start()
+        else:
+            from IPython.display import display
+
+            self._cell = display({"text/plain": text.plain}, raw=True, display_id=True)
+
+    def advance(self, step: int, figures: Mapping[str, float]) -> None:
+        """Shows the step reached, and figures by name."""
+        text = self._text(step, figures)
+        if self._live is not None:
+            self._live.update(text, refresh=True)
+        if self._cell is not None:
+            try:
+                self._cell.update({"text/plain": text.plain}, raw=True)
+            except Exception as error:  # of the connection to the browser: training goes on
+                self._cell = None
+                say(f"The progress bar cannot be shown: {error}. Training continues without it.")
+
+    def close(self) -> None:
+        """Ends the line and leaves it on the screen."""
+        if self._live is not None:
+            self._live.stop()
+
+    def _text(self, step: int, figures: Mapping[str, float]) -> Text:
+        elapsed, made = time.monotonic() - self._since, step - self._first
+        left = elapsed / made * (self._total - step) if made else None
+        parts = [
+            f"{step:,}/{self._total:,} steps ({step / max(self._total, 1):.0%})",
+            f"{_clock(elapsed)} · {_clock(left)} left",
+            *formatted(figures),
+        ]
+        return Text(printable(" · ".join(parts)), no_wrap=True, overflow="ellipsis")
+
+
+def open_console(shows: bool = True) -> Console:
+    """Opens a console on standard output.
+
+    A pipe gets no control codes, even with FORCE_COLOR, which a notebook sets for its commands.
+
+    Args:
+      shows: Whether the console prints anything.
+    """
+    return Console(
+        file=cast(IO[str], dropping(sys.stdout)),
+        highlight=False,
+        soft_wrap=True,
+        quiet=not shows,
+        force_terminal=None if _on_terminal() else False,
+        force_jupyter=False,  # a notebook shows standard output too
+    )
+
+
+def open_bar(console: Console, step: int, total: int) -> Bar | None:
+    """Shows a bar from `step` to `total`; None where neither terminal nor notebook shows it.
+
+    Args:
+      console: The console.
+      step: Updates made.
+      total: The step at the end.
+    """
+    in_cell = isinstance(console.file, Dropping) and in_notebook()
+    return (
+        Bar(console, step, total)
+        if (console.is_terminal or in_cell) and not console.quiet
+        else None
+    )
+
+
+@contextmanager
+def shown(
+    total: int, shows: bool, figures: Callable[[], Mapping[str, float]]
+) -> Iterator[list[EachLoop]]:
+    """Returns actions that show the progress of a training; none where no bar can be shown.
+
+    The bar appears after the first loop, if that is not the last: short calls show nothing.
+
+    Args:
+      total: The step at the end.
+      shows: Whether to show a bar at all.
+      figures: Returns the figures to show.
+    """
+    bar: Bar | None = None
+
+    def show(step: int) -> None:
+        nonlocal bar
+        if bar is None and step < total:
+            bar = open_bar(open_console(), step, total)
+        if bar is not None:
+            bar.advance(step, figures())
+
+    try:
+        yield [EachLoop(show)] if shows and (_on_terminal() or in_notebook()) else []
+    finally:
+        if bar is not None:
+            bar.close()
+
+
+def _on_terminal() -> bool:
+    """Returns whether standard output is a terminal."""
+    try:
+        return bool(dropping(sys.stdout).isatty())
+    except ValueError:  # it is closed
+        return False
+
+
+def in_notebook() -> bool:
+    """Returns whether this process is the kernel of a notebook."""
+    shell = sys.modules.get("IPython")
+    return shell is not None and hasattr(shell.get_ipython(), "kernel")
+
+
+def is_interactive() -> bool:
+    """Returns whether a user types into this process: a notebook, IPython, or Python's prompt."""
+    shell = sys.modules.get("IPython")
+    has_prompt = hasattr(sys, "ps1") or bool(sys.flags.interactive)
+    return has_prompt or (shell is not None and shell.get_ipython() is not None)
+
+
+def _clock(seconds: float | None) -> str:
+    """Formats a time as '1:30:05', from a day on as '3d 12:20'."""
+    if seconds is None:
+        return "-:--:--"
+    days, rest = divmod(int(seconds), 86_400)
+    hours, minutes = divmod(rest // 60, 60)
+    return f"{days}d {hours:02}:{minutes:02}" if days else f"{hours}:{minutes:02}:{rest % 60:02}"
+
+
+def format_figures(figures: Mapping[str, float]) -> str:
+    """Formats metrics, loss first: 'loss 0.0312 · accuracy 0.9910 · 12,345 examples/s'."""
+    return " · ".join(formatted(figures))
+
+
+def formatted(figures: Mapping[str, float]) -> list[str]:
+    """Formats each figure by its kind, loss first; leaves out those of layers and classes."""
+    names = [name for name in _ORDER if name in figures]
+    names += [name for name in figures if name not in _ORDER and not is_one_of_many(name)]
+    parts = []
+    for name in names:
+        value, words = figures[name], name.replace("_", " ")
+        if name == EXAMPLES_PER_SECOND:
+            parts.append(f"{value:,.0f} examples/s")
+        elif name in (LOSS_SCALE, SKIPPED_UPDATES, REWINDS):
+            parts.append(f"{words} {value:,.0f}")
+        else:
+            parts.append(
+                f"{words} {value:.4f}" if name.endswith("accuracy") else f"{words} {value:.4g}"
+            )
+    return parts

@@ -1,1 +1,0 @@
-"""Results that a trainer keeps, shows and returns: history, progress, predictions."""

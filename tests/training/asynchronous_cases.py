@@ -1,0 +1,174 @@
+"""Parameter servers, workers and the chief in one process, which each test starts separately.
+
+  python -m tests.training.asynchronous_cases WORKERS SERVERS NAME…
+
+Prints the result of each named function as a line of JSON. Functions that keep files do so in the
+folder that the environment variable CASES names.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import ddl
+from ddl import config, microbatch
+from ddl.distribution.cluster import ClusterRole, ClusterTimeouts
+from ddl.distribution.communication import Communication
+from ddl.distribution.parameter_servers import build_parameter_server_strategy, start_server
+from ddl.launcher.tasks import cluster_tasks, free_ports, tf_configs
+from ddl.precision import set_precision
+from ddl.run import train
+from ddl.training.asynchronous import WorkerBatches
+from tests.training import parity_cases
+
+
+def build(workers: int, servers: int) -> tf.distribute.Strategy:
+    """Builds a cluster of workers and parameter servers."""
+    tasks = cluster_tasks(workers, num_ps=servers)
+    configs = tf_configs(tasks, free_ports(len(tasks)))
+    os.environ["TF_CONFIG"] = configs[0]
+    cluster = json.loads(configs[0])["cluster"]
+    build.servers = [  # type: ignore[attr-defined]
+        start_server(ClusterRole(cluster, task.kind, task.index))
+        for task in tasks
+        if task.kind != "chief"
+    ]
+    return build_parameter_server_strategy(ClusterTimeouts(60, 60, 60))
+
+
+PARITY = (*parity_cases.COMBINED,)[:2]
+
+
+def parity(strategy: tf.distribute.Strategy) -> Any:
+    """Returns the largest differences from one device; one worker is not asynchronous."""
+    return {name: parity_cases.differences(name, strategy, "float64") for name in PARITY}
+
+
+def ranges(strategy: tf.distribute.Strategy) -> Any:
+    """Returns the largest differences of weights and slots after a loop of multi-update ranges."""
+    case = parity_cases.CASES["BatchNormalization, accumulation 2"]
+    found = []
+    for where in (strategy, tf.distribute.OneDeviceStrategy("CPU:0")):
+        trained = parity_cases.make_trainer(case, where, "float64", steps_per_loop=60)
+        trained.train(60)
+        variables = [*trained.model.variables, *trained.optimizer.variables]
+        found.append([np.array(variable) for variable in variables])
+    return [float(np.max(np.abs(ours - theirs))) for ours, theirs in zip(*found, strict=True)]
+
+
+def momentum() -> keras.optimizers.Optimizer:
+    return keras.optimizers.SGD(0.001, momentum=0.9)
+
+
+def trainer(
+    strategy: tf.distribute.Strategy, precision: Any, optimizer: Any = momentum, **arguments: Any
+) -> ddl.Trainer:
+    set_precision(precision)
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        return ddl.Trainer(
+            parity_cases.cnn(),
+            optimizer(),
+            parity_cases.UNEVEN,
+            eval_data=parity_cases.UNEVEN,
+            global_batch_size=16,
+            steps_per_loop=50,
+            **arguments,
+        )
+
+
+def counts(strategy: tf.distribute.Strategy) -> Any:
+    """Returns the counts of 400 updates, and an evaluation here and on one device."""
+    trained = trainer(strategy, "float32")
+    trained.trace()
+    figures = trained.train(400)
+    state = trained.state
+    alone = trainer(tf.distribute.OneDeviceStrategy("CPU:0"), "float32")
+    for variable, value in zip(alone.model.variables, trained.model.variables, strict=True):
+        variable.assign(value.numpy())
+    return {
+        "step": trained.step,
+        "iterations": int(trained.optimizer.iterations.numpy()),
+        "batches": int(state.batches),
+        "examples": float(trained.state.sums[0]),  # reading resets it
+        "loss": figures["loss"],
+        "traces": trained.trace_count,
+        "evaluation": [trained.evaluate(), alone.evaluate()],
+    }
+
+
+def by_split(strategy: tf.distribute.Strategy) -> Any:
+    """Returns figures that only one split has, of training and evaluation, here and on one device.
+
+    With a learning rate of 0, the order of the workers' updates changes no figure.
+    """
+    set_precision("float32")
+
+    def trainer_on(strategy: tf.distribute.Strategy) -> ddl.Trainer:
+        with strategy.scope():
+            return ddl.Trainer(
+                _BySplit(parity_cases.cnn().model, metrics=["AUC"]),
+                keras.optimizers.SGD(0.0),
+                parity_cases.UNEVEN,
+                eval_data=parity_cases.UNEVEN,
+                global_batch_size=16,
+            )
+
+    trained, alone = map(trainer_on, (strategy, tf.distribute.OneDeviceStrategy("CPU:0")))
+
+    def copy_to_one_device() -> None:
+        for variable, value in zip(alone.model.variables, trained.model.variables, strict=True):
+            variable.assign(value.numpy())
+
+    copy_to_one_device()
+    training = [trained.train(5), alone.train(5)]
+    copy_to_one_device()  # the moving moments depend on the order of the batches
+    return [*training, trained.evaluate(), alone.evaluate()]
+
+
+class _BySplit(ddl.Classification):
+    def per_example(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
+        output = super().per_example(features, training)
+        ones = tf.ones_like(output.loss)
+        position = ones * tf.cast(microbatch.current().batch, ones.dtype)
+        own = {"twos": 2 * ones} if training else {"position": position}
+        return output._replace(metrics={**output.metrics, **own})
+
+
+def refused(strategy: tf.distribute.Strategy) -> Any:
+    """Returns the errors for data that cannot be sent to workers, and for predictions."""
+    source = ddl.data.Source([{"image": 1.0}] * 10)
+    trained = trainer(strategy, "float32")
+    config.load(["configs/digits_mlp.gin"], [])
+    placement = train.Placement(strategy, Communication())
+    return [
+        _error(lambda: WorkerBatches(ddl.data.BatchPipeline(source, 5))),
+        _error(lambda: trainer(strategy, "mixed_float16")),
+        _error(lambda: trained.predict(np.zeros([2, 8, 8, 1]))),
+        _error(lambda: train.run(placement, None, mode="predict", predictions="x.jsonl")),
+    ]
+
+
+def _error(call: Callable[[], Any]) -> str | None:
+    try:
+        call()
+    except ddl.errors.ConfigError as error:
+        return str(error)
+    return None
+
+
+if __name__ == "__main__":
+    cluster = build(int(sys.argv[1]), int(sys.argv[2]))
+    for function in sys.argv[3:]:
+        print(json.dumps({function: globals()[function](cluster)}), flush=True)
+    # TensorFlow's servers cannot be stopped.
+    sys.stdout.flush()
+    os._exit(0)

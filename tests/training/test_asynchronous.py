@@ -1,0 +1,116 @@
+"""Asynchronous training, on a cluster in a process of its own (cases.py)."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddl.distribution.cluster import ClusterTimeouts
+from ddl.training import asynchronous
+from tests.processes import forked
+from tests.run.whole_runs import ROOT
+from tests.training.asynchronous_cases import PARITY
+
+
+def run(workers: int, *names: str, servers: int = 2, folder: str | Path = "") -> dict:
+    """Runs functions of cases.py on a cluster; returns their results by name."""
+    module, numbers = "tests.training.asynchronous_cases", (str(workers), str(servers))
+    done = forked.run(
+        [sys.executable, "-m", module, *numbers, *names],
+        cwd=ROOT,
+        env={**os.environ, "CASES": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict = {}
+    for line in done.stdout.splitlines():
+        if line.startswith("{"):
+            found |= json.loads(line)
+    return found
+
+
+@pytest.mark.processes
+def test_one_worker_trains_what_one_device_does():
+    """It waits for nobody, so that nothing of an update may differ."""
+    found = run(1, "parity", "ranges")
+    assert found["parity"].keys() == set(PARITY)
+    for name, differences in found["parity"].items():
+        assert differences
+        for kind, difference in differences.items():
+            assert difference <= 1e-10, (name, kind)
+    assert max(found["ranges"]) <= 1e-10
+
+
+@pytest.mark.processes
+def test_two_workers():
+    """One cluster, since its start takes longest."""
+    found = run(2, "by_split", "counts", "refused")
+    counts = found["counts"]
+    assert counts["step"] == counts["iterations"] == counts["batches"] == 400
+    assert counts["examples"] == 0  # read, and begun anew
+    assert counts["loss"] < 0.8
+    assert counts["traces"] == 1
+    ours, theirs = counts["evaluation"]
+    assert ours == pytest.approx(theirs, abs=1e-5)
+    trained, trained_alone, evaluated, evaluated_alone = found["by_split"]
+    assert trained.keys() == {"loss", "accuracy", "AUC", "twos"}
+    assert trained["twos"] == 2
+    assert trained == pytest.approx(trained_alone, abs=1e-6)
+    assert evaluated["AUC"] == pytest.approx(evaluated_alone["AUC"], abs=1e-6)
+    assert evaluated.keys() == {"loss", "accuracy", "AUC", "position"}
+    assert evaluated["position"] == 5
+    of_source, of_scale, *of_predictions = found["refused"]
+    assert "they cannot read list. Pass arrays of numbers, or ddl.data.stream" in of_source
+    assert "cannot scale the loss" in of_scale
+    for name, error in zip(("predict", "--mode=predict"), of_predictions, strict=True):
+        assert error == (
+            f"{name} does not run with parameter servers. Export the model, or restore a "
+            "checkpoint under another strategy."
+        )
+
+
+class Ended(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "answers", "told"),
+    [
+        (
+            "worker",
+            ["greets", "refuses", "refuses", "greets"],
+            ["Worker 0 at a:1 is lost.", "is back."],
+        ),
+        ("worker", ["greets", "is silent"], ["Worker 0 at a:1 is silent since 51 s"]),
+        ("ps", ["greets", "refuses"], ["Parameter server 0 at a:1 refuses since 6 s"]),
+        ("ps", ["greets", "is silent", "greets"], []),
+    ],
+)
+def test_who_is_missed(monkeypatch, capsys, kind, answers, told):
+    """Two workers; the last answer stays. Each look takes a second."""
+    clock, script = [0.0], iter(answers)
+
+    def look(seconds):
+        clock[0] += seconds
+        if clock[0] > 60:
+            raise Ended
+
+    def end(status):
+        assert status == 77
+        raise Ended
+
+    monkeypatch.setattr(asynchronous, "ask", lambda *arguments: next(script, answers[-1]))
+    monkeypatch.setattr(asynchronous.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(asynchronous.time, "sleep", look)
+    monkeypatch.setattr(asynchronous.os, "_exit", end)
+    with pytest.raises(Ended):
+        asynchronous._watch(kind, 0, "a:1", set(), 2, ClusterTimeouts(peer=30, stall=50))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == len(told)
+    for line, text in zip(lines, told, strict=True):
+        assert text in line

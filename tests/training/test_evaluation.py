@@ -1,0 +1,256 @@
+"""Evaluations and predictions on data that a call gives."""
+
+import gc
+import weakref
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ddl
+from ddl.errors import ConfigError, DataError
+from ddl.training.actions import EachLoop
+from tests.conftest import make_strategy
+
+IMAGES = np.random.default_rng(0).normal(size=(30, 3)).astype("f4")
+LABELS = np.arange(30) % 2
+DATA = {"image": IMAGES, "label": LABELS}
+
+
+def make_trainer(strategy, task=ddl.Classification, **arguments):
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        return ddl.Trainer(
+            task(model),
+            keras.optimizers.SGD(0.1),
+            **{"train_data": DATA, "global_batch_size": 8, **arguments},
+        )
+
+
+@pytest.fixture(scope="module", params=[("one_device", 1), ("mirrored", 2)])
+def trainer(request):
+    return make_trainer(make_strategy(*request.param), eval_data=DATA)
+
+
+def test_given_data_are_evaluated_as_the_trainers_own(trainer):
+    expected = trainer.evaluate()
+    rows = len(trainer.history)
+    for data in (
+        DATA,
+        (IMAGES, LABELS),
+        ddl.data.Source(DATA),
+        tf.data.Dataset.from_tensor_slices(DATA),
+    ):
+        assert trainer.evaluate(data) == expected
+    assert len(trainer.history) == rows  # these are figures of the trainer's own data
+
+
+def with_noise(item, seed):
+    """Adds noise that depends on the number of the epoch."""
+    return {**item, "image": item["image"] + tf.random.stateless_normal([3], seed)}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        ddl.data.Source(DATA, with_noise),
+        ddl.data.mix([DATA, {"image": -IMAGES, "label": LABELS}], (0.5, 0.5)),
+        ddl.data.stream(
+            lambda epoch: tf.data.Dataset.from_tensor_slices(
+                {"image": IMAGES + np.float32(epoch), "label": LABELS}
+            )
+        ),
+    ],
+    ids=["decoded", "mixture", "stream"],
+)
+def test_each_evaluation_reads_the_same_examples(data):
+    """Also those of a resumed run, which begin with a new trainer, as `evaluate(data)` does."""
+    trainer = make_trainer(make_strategy("one_device", 1), eval_data=data)
+    expected = trainer.evaluate()
+    assert [trainer.evaluate() for _ in range(2)] == [expected] * 2
+    assert trainer.evaluate(data) == expected
+
+
+def test_padding_and_weights_count_as_they_should(trainer):
+    weight = np.linspace(0, 1, 13).astype("f4")
+    part = {"image": IMAGES[:13], "label": LABELS[:13], "weight": weight}
+    logits = IMAGES[:13] @ trainer.model.layers[0].kernel.numpy()
+    right = (logits.argmax(1) == LABELS[:13]).astype("f8")
+    found = trainer.evaluate(part)["accuracy"]
+    assert found == pytest.approx((right * weight).sum() / weight.sum(), rel=1e-6)
+
+
+def test_data_are_freed_after_the_call(trainer):
+    source = ddl.data.Source(DATA)
+    given = weakref.ref(source)
+    trainer.evaluate(source)
+    trainer.predict(source)
+    del source
+    gc.collect()
+    assert given() is None
+
+
+@pytest.mark.parametrize("count", [30, 8, 3])
+def test_predictions_are_the_models_outputs_in_order(trainer, count):
+    expected = IMAGES[:count] @ trainer.model.layers[0].kernel.numpy()
+    expected += trainer.model.layers[0].bias.numpy()
+    stream = tf.data.Dataset.from_tensor_slices({"image": IMAGES[:count]})
+    for data in (IMAGES[:count], {"image": IMAGES[:count]}, tf.constant(IMAGES[:count]), stream):
+        found = trainer.predict(data)
+        assert isinstance(found, np.ndarray)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+class Drawing(ddl.Classification):
+    def predict(self, features):
+        return ddl.random.uniform(self, [features["image"].shape[0]])
+
+
+def test_each_row_draws_numbers_of_its_own_wherever_reading_began():
+    trainer = make_trainer(make_strategy("mirrored", 2), Drawing)
+    drawn = trainer.predict(IMAGES)
+    assert len(np.unique(drawn)) == len(IMAGES)
+    later = [outputs for outputs, _ in trainer.predict_batches(IMAGES, first_batch=2)]
+    np.testing.assert_array_equal(np.concatenate(later), drawn[16:])
+
+
+def test_predictions_follow_the_training_and_its_average():
+    average = ddl.ExponentialMovingAverage(0.5)
+    trainer = make_trainer(make_strategy("one_device", 1), weight_average=average)
+    before = trainer.predict(IMAGES)
+    trainer.train(3)
+    own = trainer.predict(IMAGES, averaged=False)
+    averaged = trainer.predict(IMAGES)
+    assert not np.array_equal(own, before)
+    assert not np.array_equal(own, averaged)
+    with trainer.evaluation_weights():
+        np.testing.assert_allclose(averaged, trainer.model(IMAGES), rtol=1e-5, atol=1e-6)
+
+
+def test_open_iterators_of_predictions_keep_the_evaluation_weights():
+    average = ddl.ExponentialMovingAverage(0.5)
+    trainer = make_trainer(make_strategy("one_device", 1), weight_average=average)
+    trainer.train(3)
+    own = trainer.model.get_weights()
+    expected = trainer.predict(IMAGES)
+    short, whole = trainer.predict_batches(IMAGES[:8]), trainer.predict_batches(IMAGES)
+    next(short)
+    found = [next(whole)[0]]
+    assert list(short) == []  # it has ended; the other continues with the same weights
+    with pytest.raises(ConfigError, match=r"predict_batches .* before training"):
+        trainer.train(1)
+    found += [outputs for outputs, _ in whole]
+    np.testing.assert_array_equal(np.concatenate(found), expected)
+    for one, other in zip(trainer.model.get_weights(), own, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+    opened = []
+
+    def keep(step):
+        opened.append(trainer.predict_batches(IMAGES))
+        next(opened[-1])
+
+    with pytest.raises(ConfigError, match=r"predict_batches .* before training"):
+        trainer.train(3, [EachLoop(keep)])
+    assert len(opened) == 1  # it does not train on from the averages
+    opened[0].close()
+    trainer.train(1)
+
+
+class WithoutOutputs:
+    def __init__(self, model):
+        self.model = model
+
+    def per_example(self, features, training):
+        outputs = self.model(features["image"])[:, 0]
+        return ddl.PerExample(tf.square(outputs - tf.cast(features["label"], tf.float32)))
+
+
+class Mean(WithoutOutputs):
+    def predict(self, features):
+        return tf.reduce_mean(self.model(features["image"]))
+
+
+class OtherFeature(WithoutOutputs):
+    def predict(self, features):
+        return self.model(features["pixels"])
+
+
+@pytest.mark.parametrize(
+    ("task", "data", "error", "message"),
+    [
+        (WithoutOutputs, DATA, ConfigError, "WithoutOutputs has no outputs to predict. Give it"),
+        (Mean, DATA, ConfigError, r"first dimension is the batch, 8, got shape \(\)"),
+        (Mean, IMAGES, DataError, "Mean does not name its input"),
+        (OtherFeature, DATA, DataError, "reads the feature 'pixels', but the data have only image"),
+        (ddl.Classification, {"label": LABELS}, DataError, "reads the feature 'image'"),
+        (ddl.Classification, IMAGES[:, :2], DataError, r"shape \(3,\), .* got \(2,\). Reshape"),
+        (ddl.Classification, "image", DataError, "must be arrays or a reader"),
+    ],
+)
+def test_what_cannot_be_predicted(task, data, error, message):
+    trainer = make_trainer(make_strategy("one_device", 1), task)
+    with pytest.raises(error, match=message):
+        trainer.predict(data)
+
+
+def test_outputs_of_all_dtypes_pass_between_workers():
+    """The collective takes five dtypes; the others are cast, and back without loss."""
+    dtypes = [
+        "bool",
+        "uint8",
+        "int16",
+        "uint32",
+        "uint64",
+        "bfloat16",
+        "float16",
+        "float32",
+        "float64",
+        "int64",
+    ]
+
+    def limits(name, label):
+        dtype = tf.as_dtype(name)
+        low, high = (False, True) if dtype.is_bool else (dtype.min, dtype.max)
+        return tf.where(label > 0, tf.cast(high, dtype), tf.cast(low, dtype))
+
+    class AllDtypes(WithoutOutputs):
+        def predict(self, features):
+            return {name: limits(name, features["label"]) for name in dtypes}
+
+    trainer = make_trainer(make_strategy("mirrored", 2), AllDtypes)
+    trainer._predictions._joins_workers = True
+    found = trainer.predict(DATA)
+    for name in dtypes:
+        expected = limits(name, tf.constant(LABELS)).numpy()
+        assert found[name].dtype == expected.dtype
+        np.testing.assert_array_equal(found[name], expected)
+
+
+def test_calls_leave_no_objects(trainer):
+    """A data set of tf.data.Dataset.counter would leave some 126."""
+
+    def objects_after_calls():
+        for _ in range(5):
+            trainer.evaluate(DATA)
+            trainer.predict(IMAGES)
+        gc.collect()
+        return len(gc.get_objects())
+
+    objects_after_calls()
+    before = objects_after_calls()
+    assert objects_after_calls() - before < 100
+
+
+def test_data_of_other_classes_are_refused(trainer, monkeypatch):
+    def named(*classes):
+        source = ddl.data.as_source(DATA)
+        monkeypatch.setattr(source.items, "class_names", classes, raising=False)
+        return source
+
+    items = trainer.pipelines[""].source.items
+    monkeypatch.setattr(items, "class_names", ("cat", "dog"), raising=False)
+    with pytest.raises(DataError, match="classes cat, dog, evaluation data dog, cat"):
+        trainer.evaluate(named("dog", "cat"))

@@ -1,0 +1,83 @@
+"""The figures that a trainer keeps."""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+
+import ddl
+from ddl.errors import ConfigError
+from ddl.training.actions import Periodic
+from ddl.training.history import History
+from tests.conftest import make_strategy
+
+DATA = {
+    "image": np.random.default_rng(0).normal(size=(16, 3)).astype("f4"),
+    "label": np.arange(16) % 2,
+}
+
+
+def made_history():
+    history = History()
+    history.write(10, 1.0, "train", {"loss": 2.0, "accuracy": 0.25})
+    history.write(10, 1.0, "eval", {"loss": 2.5, "accuracy": 0.5})
+    history.write(10, 1.0, "train", {"learning_rate": 0.1})
+    history.write(20, 2.0, "train", {"loss": 1.0, "accuracy": 0.5})
+    return history
+
+
+def test_rows():
+    history = made_history()
+    first = {"step": 10, "epoch": 1.0, "split": "train", "loss": 2.0, "accuracy": 0.25}
+    assert history[0] == {**first, "learning_rate": 0.1}
+    assert history[1] == {"step": 10, "epoch": 1.0, "split": "eval", "loss": 2.5, "accuracy": 0.5}
+    assert [row["split"] for row in history] == ["train", "eval", "train"]
+    assert list(history) == [history[n] for n in range(3)]
+    assert [row["step"] for row in history[1:]] == [10, 20]
+    assert "3 rows" in repr(history)
+    with pytest.raises(IndexError):
+        history[3]
+
+
+def test_figures_of_a_split():
+    figures = made_history().figures()
+    np.testing.assert_array_equal(figures["step"], [10, 20])
+    np.testing.assert_array_equal(figures["loss"], [2.0, 1.0])
+    np.testing.assert_array_equal(figures["learning_rate"], [0.1, math.nan])
+    for wrong, message in (("test", "split must be"), (3, "split must be")):
+        with pytest.raises(ConfigError, match=message):
+            made_history().figures(wrong)
+    with pytest.raises(ConfigError, match=r"figures\('train'\)\['loss'\]"):
+        made_history()["loss"]
+
+
+def test_rows_after_a_step_are_dropped():
+    history = made_history()
+    history.drop_after(20)
+    assert len(history) == 3
+    history.drop_after(10)
+    assert [(row["step"], row["split"]) for row in history] == [(10, "train"), (10, "eval")]
+    history.write(15, 1.5, "train", {"loss": 3.0})
+    assert history[-1]["loss"] == 3.0
+
+
+def test_what_a_trainer_reads_is_in_its_history(tmp_path):
+    with make_strategy("one_device", 1).scope():
+        task = ddl.Classification(keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]))
+        trainer = ddl.Trainer(
+            task, keras.optimizers.SGD(0.1), DATA, eval_data=DATA, global_batch_size=8
+        )
+    read = []
+    trainer.train(epochs=2, actions=[Periodic(2, lambda _: read.append(trainer.read_metrics()), 4)])
+    evaluated = trainer.evaluate()
+    last = trainer.train(2)
+    rows = [{"step": 2, "epoch": 1.0, "split": "train", **read[0]}]
+    rows += [{"step": 4, "epoch": 2.0, "split": "train", **read[1]}]
+    rows += [{"step": 4, "epoch": 2.0, "split": "eval", **evaluated}]
+    rows += [{"step": 6, "epoch": 3.0, "split": "train", **last}]
+    assert list(trainer.history) == rows
+    state = trainer.state
+    trainer.train(2)
+    trainer.restore(state)
+    assert list(trainer.history) == rows

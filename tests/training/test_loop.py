@@ -1,0 +1,142 @@
+"""The training loop: tables of rows, and several updates in one piece that XLA compiles."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ddl.data import BatchPipeline, Source
+from ddl.data.batch import Batch
+from ddl.random import batch_counter
+from ddl.step.compiled.compiler import Compiler
+from ddl.training import loop
+from ddl.training.loop import RowTables
+from tests.conftest import make_strategy
+from tests.training.parity_cases import UNEVEN, WEIGHED, Case, make_trainer, mlp
+from tests.training.test_trainer import all_copies, overflowing_trainer
+
+
+def pipeline_of(num_examples=22, **kwargs):
+    return BatchPipeline(Source({"x": np.arange(num_examples)}), 8, seed=3, **kwargs)
+
+
+CASES = [("one_device", 1, 1600, tf.int64), ("mirrored", 2, 22, tf.int32)]  # full batches, or not
+
+
+@pytest.mark.parametrize(("kind", "replicas", "num_examples", "place_dtype"), CASES)
+def test_tables_hold_the_rows_of_the_iterator(
+    kind, replicas, num_examples, place_dtype, monkeypatch
+):
+    """Across three tables, and after a jump to an earlier and a later update."""
+    monkeypatch.setattr(loop, "_MOST", 16)
+    strategy = make_strategy(kind, replicas)
+    pipeline = pipeline_of(num_examples, microbatches=2)
+    pipeline.batches_per_update = 2
+    tables = RowTables({"": pipeline}, strategy)
+    assert tables.length == 16
+
+    def microbatches(batch):
+        return [pipeline.examples(batch, m, n)["x"] for n in (0, 1) for m in (0, 1)]
+
+    @tf.function(autograph=False)
+    def examples(batch):
+        found = strategy.run(microbatches, (batch,))
+        return [strategy.experimental_local_results(each) for each in found]
+
+    arrays = pipeline.resident_arrays(strategy)
+    counter = batch_counter(tf.zeros([], tf.int64))
+    for begin, end in [(5, 40), (0, 3), (100, 102)]:
+        iterator = pipeline.iterator(strategy, begin)
+        for update in range(begin, end):
+            first, table = tables.at(update)
+            assert ("weight" in table[""]) == (num_examples == 22)
+            assert int(first) <= update < int(first) + 16
+            place = tf.cast(update - first, place_dtype)
+            found = examples(Batch(table[""], arrays, counter, place))
+            np.testing.assert_array_equal(found, examples(Batch(next(iterator), arrays, counter)))
+
+
+@pytest.fixture
+def pieces(monkeypatch):
+    """What each call of a compiler that compiled traced, by the name of the function."""
+    traced = []
+    call = Compiler.__call__
+
+    def noted(self, function):
+        if self.is_on:
+            traced.append(function.__qualname__)
+        return call(self, function)
+
+    monkeypatch.setattr(Compiler, "__call__", noted)
+    return traced
+
+
+def in_pieces(traced):
+    return any("_in_pieces" in name for name in traced)
+
+
+CASE = Case(
+    functools.partial(mlp, dropout=0.3),
+    lambda: keras.optimizers.Adam(0.01),
+    WEIGHED,
+    {"clip_norm": 0.05},
+)
+
+
+def results(jit_compile, steps=(7, 9, 3)):
+    strategy = make_strategy("one_device", 1)
+    trainer = make_trainer(CASE, strategy, "float64", jit_compile=jit_compile)
+    losses = [trainer.train(number)["loss"] for number in steps]
+    assert (trainer.step, trainer.trace_count) == (sum(steps), 1)
+    return losses, all_copies(trainer)
+
+
+@functools.cache
+def one_by_one():
+    return results("off")
+
+
+@pytest.mark.usefixtures("gpu_path")
+def test_the_same_as_one_by_one(pieces, monkeypatch):
+    """With epochs of five batches, so that pieces end at the ends of epochs and of loops."""
+    monkeypatch.setattr(loop, "_AT_ONCE", 3)
+    losses, copies = results("on")
+    assert in_pieces(pieces)
+    expected_losses, expected = one_by_one()
+    np.testing.assert_allclose(losses, expected_losses, rtol=0, atol=1e-10)
+    for one, other in zip(copies, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-10)
+
+
+@pytest.mark.usefixtures("gpu_path")
+def test_ends_at_the_update_that_is_one_skip_too_many(pieces):
+    """Batches 1, 3 and 4 overflow; the batches after them in the piece are not consumed."""
+    bad = tf.constant([-1, 0, -1, 0, 0, -1, -1, -1])
+    trainer = overflowing_trainer(
+        make_strategy("one_device", 1),
+        lambda batch: bad[batch],
+        batch_normalization=False,
+        max_skipped_updates=2,
+        jit_compile="on",
+    )
+    state = trainer._runner.loop.run(trainer.state, 6)
+    assert in_pieces(pieces)
+    assert (int(state.step), int(state.batches), int(state.skipped_in_a_row)) == (2, 5, 2)
+    assert float(state.loss_scale) == 128.0
+
+
+@pytest.mark.usefixtures("gpu_path")
+def test_stops_between_two_pieces(monkeypatch):
+    monkeypatch.setattr(loop, "_AT_ONCE", 2)
+    trainer = make_trainer(
+        Case(mlp, lambda: keras.optimizers.SGD(0.05), UNEVEN),
+        make_strategy("one_device", 1),
+        "float32",
+        jit_compile="on",
+    )
+    reads = iter([False, True])  # before each piece
+    of_tf = lambda: tf.py_function(lambda: next(reads, True), [], tf.bool)  # noqa: E731
+    monkeypatch.setattr(trainer._runner.loop._stop, "ends_loop", of_tf)
+    assert int(trainer._runner.loop.run(trainer.state, 100).step) == 2

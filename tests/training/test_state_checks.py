@@ -1,0 +1,65 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ddl
+from ddl.errors import TrainingDiverged
+from ddl.training.state_checks import ReplicasDifferError
+from tests.conftest import make_strategy
+
+DATA = {"image": np.ones((8, 3), "f4"), "label": np.zeros(8, "i4")}
+
+
+def model(*layers):
+    return keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(2)])
+
+
+@pytest.mark.parametrize("infinite", ["metric", "both"])
+def test_a_metric_that_is_not_finite_is_named(infinite):
+    class Undefined(ddl.Classification):
+        def per_example(self, features, training):
+            output = super().per_example(features, training)
+            none = tf.zeros_like(output.loss) / 0.0
+            loss = output.loss + none if infinite == "both" else output.loss
+            return ddl.PerExample(loss, {**output.metrics, "ratio": none})
+
+    trainer = ddl.Trainer(Undefined(model()), "sgd", DATA, global_batch_size=4)
+    what = "the metric 'ratio'" if infinite == "metric" else "the loss"
+    with pytest.raises(TrainingDiverged, match=f"at step 1: {what} is not finite from batch 0 on"):
+        trainer.train(1)
+
+
+def test_weights_that_are_not_finite_are_named_unless_they_are_so_by_design():
+    class Masked(keras.layers.Layer):
+        def build(self, shape):
+            infinite = keras.initializers.Constant(-np.inf)
+            self.add_weight(name="mask", shape=(1,), trainable=False, initializer=infinite)
+
+        def call(self, x):
+            return x
+
+    with make_strategy("mirrored", 2).scope():
+        trainer = ddl.Trainer(ddl.Classification(model(Masked())), "sgd", DATA, global_batch_size=4)
+    trainer.check_finite()
+    trainer.model.trainable_variables[-1].assign([0.0, np.nan])
+    with pytest.raises(TrainingDiverged, match="bias is not finite"):
+        trainer.check_finite()
+
+
+def test_a_variable_that_replicas_write_otherwise_is_named():
+    class Counts(keras.layers.Layer):
+        def build(self, shape):
+            self.seen = self.add_weight(name="seen", shape=(), trainable=False, initializer="zeros")
+
+        def call(self, x, training=False):
+            if training:
+                replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+                self.seen.assign(tf.cast(replica, tf.float32))
+            return x
+
+    with make_strategy("mirrored", 2).scope():
+        task = ddl.Classification(model(Counts()))
+        trainer = ddl.Trainer(task, "sgd", DATA, global_batch_size=4)
+    with pytest.raises(ReplicasDifferError, match=r"seen' .*sum_over_replicas"):
+        trainer.train(1)
