@@ -9,8 +9,6 @@ import tensorflow as tf
 
 from ddl import config
 from ddl.choices import Mode
-from ddl.data.combine import subset
-from ddl.data.source import Source
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, DdlError
@@ -147,9 +145,9 @@ def try_all(trainer: Trainer, run_plan: RunPlan, evaluates: bool, console: RunCo
     console.line(f"Peak memory: {_peak_memory()}")
     evaluated = made
     pipeline = trainer.eval_pipeline
-    if evaluates and pipeline is not None and isinstance(pipeline.source, Source):
-        examples = min(len(pipeline.source), pipeline.global_batch_size)
-        evaluated = trainer.evaluate(subset(pipeline.source, examples))
+    if evaluates and pipeline is not None:
+        rows = pipeline.first_examples(pipeline.global_batch_size)
+        evaluated = trainer.evaluate({name: value.numpy() for name, value in rows.items()})
         console.line(f"An evaluation of one batch: {format_figures(evaluated)}")
     with TemporaryDirectory(prefix="ddl-dry-run-") as folder:
         directory = RunDirectory(folder)
