@@ -369,8 +369,8 @@ class Trainer:
     ) -> Generator[tuple[Any, dict[str, Any]] | None, None, None]:
         """Yields the outputs of the task's `predict` batch by batch, which needs little memory.
 
-        The model holds the evaluation weights until the iterator ends or is closed. With several, the
-        first determines the weights, and the last one restores the model's own. Eager,
+        The model holds the evaluation weights until the iterator ends or is closed. With several,
+        the first determines the weights, and the last one restores the model's own. Eager,
         cross-replica context, on all workers, each of which must take all batches.
 
         Args:
