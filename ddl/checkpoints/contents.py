@@ -278,7 +278,7 @@ def digest_of(values: Iterable[tuple[str, np.ndarray]]) -> str:
         if not key.startswith(("callbacks/", "state/")):
             found.update(f"{key}\0".encode())
             is_text = value.dtype.kind == "O"  # an array of texts holds their addresses
-            found.update(repr(value.tolist()).encode() if is_text else np.ascontiguousarray(value))
+            found.update(repr(value.tolist()).encode() if is_text else value.tobytes())
     return found.hexdigest()
 
 
