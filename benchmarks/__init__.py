@@ -1,29 +1,13 @@
 """Benchmarks. `python -m benchmarks` runs all but the long ones; with names, only those."""
 
 BENCHMARKS = (
-    "loop_overhead",
-    "first_step",
-    "scaling",
-    "weak_scaling",
-    "simulated_cluster",
-    "input_pipelines",
-    "step_cost",
-    "gan",
-    "examples",
-    "gpu_counts",
-    "gpt_cpu",
-    "large_embeddings",
-    "checkpoint_cost",
-    "memory",
-    "parity",
+    *("loop_overhead", "gan", "step_cost", "first_step", "input", "embeddings"),
+    *("weak_scaling", "launch", "checkpoint_cost", "memory"),
+    *("configs", "gpu_counts"),
 )
-"""Names in the order of the page. Each module ends with `benchmarks.command.main(measure)`."""
+"""Names in the order of the page. Each module ends with `harness.main(measure)`."""
 
-LONG = (
-    "large_batch",
-    "configs",
-    "check_time",
-)
+LONG = ("large_batch",)
 """Benchmarks that run only when named."""
 
 ON_GPU = ("gpu",)

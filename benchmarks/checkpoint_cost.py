@@ -2,108 +2,78 @@
 
 ResNet-50 (25.6 million weights and as many momenta) trains on one device on 32×32 images in batches
 of 64. A block is as many updates as fit into 10 seconds, with one checkpoint at its start or with
-none. The two kinds alternate, and so does the kind that begins a round. The figure is the ratio of
-their times. It includes the finite check of the weights, the snapshot, the copies that the next
-update makes, and writing the file to disk: a block with a checkpoint ends when the checkpoint is
-written. The benchmark measures the same with the default `tf.train.Checkpoint`, which blocks the
-loop. (Its asynchronous option fails with Keras 3 at the second save:
-tests/step/test_keras_canaries.py.)
+none; the two follow each other in one process. The figure is the ratio of their times. It includes
+the finite check of the weights, the snapshot, the copies that the next update makes, and writing
+the file to disk: a block with a checkpoint ends when the checkpoint is written. The benchmark
+measures the same with the default `tf.train.Checkpoint`, which blocks the loop.
 """
 
-import os
-import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 import ddl
-from benchmarks import command, report
-from benchmarks.repeats import interleaved, seconds, spread
-from benchmarks.report import Report, Table
+from benchmarks import harness
+from benchmarks.harness import Contender, Options, Report, Table, seconds, spread
 from ddl import distribution
-from ddl.checkpoints.checkpoints import Checkpoints
-from ddl.checkpoints.retention import Retention
 
 BATCH = 64
-SECONDS = 10.0
-ROUNDS = {"ddl": 5, "TensorFlow": 2}
 
 
 def make_trainer() -> ddl.Trainer:
     """Builds a trainer of ResNet-50 on noise."""
     keras.utils.set_random_seed(0)
-    strategy = distribution.build_strategy("one_device")
     images = np.random.default_rng(0).normal(size=(BATCH * 8, 32, 32, 3)).astype("f4")
-    with strategy.scope():
-        network = keras.applications.ResNet50(
-            weights=None, input_shape=(32, 32, 3), classes=1000, classifier_activation=None
-        )
-        return ddl.Trainer(
-            ddl.Classification(network),
-            keras.optimizers.SGD(1e-4, momentum=0.9),
-            (images, np.arange(len(images)) % 10),
-            global_batch_size=BATCH,
-        )
+    shape = {"input_shape": (32, 32, 3), "classes": 1000, "classifier_activation": None}
+    with distribution.build_strategy("one_device").scope():
+        task = ddl.Classification(keras.applications.ResNet50(weights=None, **shape))
+        optimizer = keras.optimizers.SGD(1e-4, momentum=0.9)
+        data = images, np.arange(len(images)) % 10
+        return ddl.Trainer(task, optimizer, data, global_batch_size=BATCH)
 
 
-def ways_to_save(
-    trainer: ddl.Trainer, folder: Path
-) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
-    """Returns, by name, the function that begins a save and the one that waits for its end."""
-    checkpoints = Checkpoints(folder / "ddl", trainer, Retention(last=1))
+def cost(case: tuple[str, float]) -> Callable[[], float]:
+    """Returns a window: the time of a block with a checkpoint / that of one without.
 
-    def save() -> None:
-        trainer.check_finite()
-        checkpoints.save()
-
-    theirs = tf.train.Checkpoint(model=trainer.model, optimizer=trainer.optimizer)
-    return {
-        "ddl": (save, checkpoints.finish),
-        "TensorFlow": (lambda: theirs.write(str(folder / "plain")), lambda: None),
-    }
-
-
-def measure(quick: bool) -> Report:
-    """Times interleaved blocks with one checkpoint and with none."""
+    Args:
+      case: Who saves, "ddl" or "TensorFlow"; and the seconds of a block.
+    """
+    kind, block = case
     distribution.configure_devices()
-    folder = Path(tempfile.mkdtemp(prefix="checkpoint_cost"))
-    trainer = make_trainer()
+    trainer, folder = make_trainer(), Path(tempfile.mkdtemp(prefix="checkpoint_cost"))
     trainer.train(3)  # traces
-    steps = max(1, round(SECONDS / (seconds(lambda: trainer.train(10)) / 10)))
-    if quick:
-        steps = 1
-    rows = []
-    for name, (begin, end) in ways_to_save(trainer, folder).items():
-        for _ in range(3):  # until each save also removes an old checkpoint
-            trainer.train(1)
-            begin()
-            end()
-        begins = []
+    steps = max(1, round(block / seconds(lambda: trainer.train(10), 10)))
+    checkpoints = ddl.Checkpoints(folder, trainer, ddl.Retention(last=1))
+    plain = tf.train.Checkpoint(model=trainer.model, optimizer=trainer.optimizer)
 
-        def with_save(begin=begin, end=end, begins=begins) -> None:  # type: ignore[no-untyped-def]
-            begins.append(seconds(begin))
-            trainer.train(steps)
-            end()
+    def with_save() -> None:
+        if kind == "ddl":
+            trainer.check_finite()
+            checkpoints.save()
+        else:
+            plain.write(str(folder / "plain"))
+        trainer.train(steps)
+        checkpoints.finish()
 
-        blocks = {
-            "with": lambda with_save=with_save: seconds(with_save),
-            "without": lambda: seconds(lambda: trainer.train(steps)),
-        }
-        times = interleaved(blocks, 1 if quick else ROUNDS[name])
-        cost = 100 * (times["with"] / times["without"] - 1)
-        rows.append([name, spread(cost), *map(spread, (begins, times["without"], times["with"]))])
-    size = sum(path.stat().st_size for path in folder.glob("plain.*"))
-    shutil.rmtree(folder)
-    columns = ["saved by", "cost, %", "call, s", "block without save, s", "block with save, s"]
-    table = Table(f"{size / 1e6:.0f} MB per checkpoint, {steps} updates per block", columns, rows)
-    return Report([table], plots=[report.plot_of(table, columns[3:], "s")])
+    return lambda: seconds(with_save) / seconds(lambda: trainer.train(steps))
+
+
+def measure(options: Options) -> Report:
+    """Measures both in several processes."""
+    block = 1.0 if options.quick else 10.0
+    contenders = {
+        kind: Contender("benchmarks.checkpoint_cost:cost", (kind, block))
+        for kind in ("ddl", "TensorFlow")
+    }
+    found, notes = harness.compare(contenders, *((1, 1) if options.quick else (3, 3)))
+    rows = [[name, spread(100 * (values - 1))] for name, values in found.items()]
+    title = "205 MB per checkpoint, one for a block of 10 seconds"
+    return Report([Table(title, ["saved by", "cost, %"], rows)], (), notes)
 
 
 if __name__ == "__main__":
-    command.main(measure)
+    harness.main(measure)

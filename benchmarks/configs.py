@@ -1,4 +1,4 @@
-"""What the configs learn: python -m benchmarks configs.
+"""Accuracy of the configs: python -m benchmarks.configs.
 
 Each config whose data come with ddl is trained by the command in its header, in a process of its
 own. The table compares the last evaluation with the figure that the header states. A figure should
@@ -8,65 +8,97 @@ seconds are those of the whole command, with the import of TensorFlow, tracing, 
 checkpoints.
 """
 
+import json
 import os
+import re
+import shlex
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+from benchmarks import harness
+from benchmarks.harness import ROOT, Cell, Options, Report, Table, Target, seconds
 
-from benchmarks import command
-from benchmarks.example_runs import Runs
-from benchmarks.report import Bar, Cell, Report, Table
-
-POINTS = 0.6
-SCORES = 0.02
-
-
-class Stated(NamedTuple):
-    """A figure that the header of a config states.
-
-    Attributes:
-      config: File name of the config.
-      metric: Name of the metric in `metrics.jsonl`.
-      texts: The figures as they are written in the header; several where processors round
-        differently. A text that ends with % is a share of 1, in percent.
-      params: Values of `--gin_param` that the header gives for this figure.
-    """
-
-    config: str
-    metric: str
-    texts: Sequence[str]
-    params: Sequence[str] = ()
+POINTS, SCORES = 0.6, 0.02
+QUICK = ("TRAIN_STEPS = 20", "LOG_EVERY = 10", "CHECKPOINT_EVERY = 20", "EVAL_EVERY = 10")
 
 
 STATED = (
-    Stated("digits_mlp.gin", "accuracy", ["98.3%"]),
-    Stated("digits_cnn.gin", "accuracy", ["98.9%"]),
-    Stated("digits_cnn_lars.gin", "accuracy", ["98.6%"]),
-    Stated("digits_cnn_regularized.gin", "accuracy", ["99.2%", "99.4%"]),
-    Stated("digits_resnet_goyal.gin", "accuracy", ["98.3%", "99.2%"]),
-    Stated("digits_vit.gin", "accuracy", ["95.3%"]),
-    Stated("digits_resnet18.gin", "accuracy", ["98.1%"]),
-    Stated("penguins_body_mass.gin", "mean_absolute_error", ["0.26"]),
-    Stated("penguins_body_mass.gin", "r2", ["0.81"]),
-    Stated("penguins_species.gin", "accuracy", ["all 67"]),
-    Stated("penguins_sex.gin", "accuracy", ["88.1%"]),
-    Stated("penguins_sex.gin", "hinge", ["0.34"]),
-    Stated("shapes_multi_label.gin", "mean_average_precision", ["0.95"]),
-    Stated("shapes_multi_label.gin", "f1_macro", ["0.90"]),
-    Stated("shapes_multi_label.gin", "exact_match", ["70%"]),
-    Stated("play_gpt.gin", "loss", ["1.75"]),
-    Stated("play_bert.gin", "loss", ["1.75"]),
-    Stated("play_bert.gin", "accuracy", ["49.8%"]),
+    ("digits_mlp", "accuracy", "98.3%"),
+    ("digits_cnn", "accuracy", "98.9%"),
+    ("digits_cnn_lars", "accuracy", "98.6%"),
+    ("digits_cnn_regularized", "accuracy", "99.2% or 99.4%"),
+    ("digits_resnet_goyal", "accuracy", "98.3% or 99.2%"),
+    ("digits_vit", "accuracy", "95.3%"),
+    ("digits_resnet18", "accuracy", "98.1%"),
+    ("penguins_body_mass", "mean_absolute_error", "0.26"),
+    ("penguins_body_mass", "r2", "0.81"),
+    ("penguins_species", "accuracy", "all 67"),
+    ("penguins_sex", "accuracy", "88.1%"),
+    ("penguins_sex", "hinge", "0.34"),
+    ("shapes_multi_label", "mean_average_precision", "0.95"),
+    ("shapes_multi_label", "f1_macro", "0.90"),
+    ("shapes_multi_label", "exact_match", "70%"),
+    ("play_gpt", "loss", "1.75"),
+    ("play_bert", "loss", "1.75"),
+    ("play_bert", "accuracy", "49.8%"),
 )
+"""Config, metric in `metrics.jsonl`, and its figure in the header of the config, or several where
+processors round differently. A text that ends with % is a share of 1, in percent."""
 
 
-def distance(stated: Stated, measured: float) -> float:
+def commands_of(config: Path) -> list[list[str]]:
+    """Returns the commands in the header of a config; the last one trains it."""
+    header = re.match(r"(?:#.*\n)+", config.read_text())
+    text = re.sub(r"\\\n#", " ", header[0] if header else "")
+    found = re.findall(r"^# +(python -m ddl\.main .*)$", text, re.MULTILINE)
+    own = f"/{config.name}"
+    # Some headers name the command of their own config first, and what has to run before later.
+    return sorted(map(shlex.split, found), key=lambda flags: any(own in flag for flag in flags))
+
+
+class Run(NamedTuple):
+    """A finished training: the seconds of its command, and its evaluations."""
+
+    seconds: float
+    lines: list[dict[str, float]]
+
+
+def run(config: str, quick: bool) -> Run:
+    """Runs the commands of a header, such as that of configs/digits_mlp.gin, in a new folder.
+
+    Raises:
+      RuntimeError: If one fails, with the end of its output.
+    """
+    with tempfile.TemporaryDirectory(prefix="configs") as folder:
+        for name in ("configs", "examples"):
+            (Path(folder) / name).symlink_to(ROOT / name)
+        for command in commands_of(ROOT / config):
+            params = [f"--gin_param={param}" for param in QUICK] if quick else []
+            took = seconds(lambda command=[*command, *params]: _start(command, folder))
+        (model_dir,) = (flag for flag in command if flag.startswith("--model_dir="))
+        text = (Path(folder) / model_dir.partition("=")[2] / "metrics.jsonl").read_text()
+        lines = map(json.loads, text.splitlines())
+        return Run(took, [line for line in lines if line["split"] == "eval"])
+
+
+def _start(command: Sequence[str], folder: str) -> None:
+    print(shlex.join(command), flush=True)
+    given = {"env": {**os.environ, "PYTHONPATH": str(ROOT)}, "cwd": folder, "text": True}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run([sys.executable, *command[1:]], **given, **pipes, check=False)  # type: ignore[call-overload]
+    if done.returncode:
+        text = f"{shlex.join(command)} ended with status {done.returncode}:"
+        raise RuntimeError(f"{text}\n{done.stdout[-2000:]}")
+
+
+def distance(stated: str, measured: float) -> float:
     """Returns how far a measured figure is from the nearest one stated, in tolerances."""
     distances = []
-    for text in stated.texts:
+    for text in stated.split(" or "):
         if text.endswith("%"):
             distances.append(abs(100 * measured - float(text[:-1])) / POINTS)
         else:
@@ -75,39 +107,24 @@ def distance(stated: Stated, measured: float) -> float:
     return min(distances)
 
 
-def shown(stated: Stated, measured: float) -> str:
-    """Returns a measured figure in the unit of the header."""
-    is_share = stated.texts[0].endswith("%") or stated.texts[0].startswith("all ")
-    return f"{100 * measured:.1f}%" if is_share else f"{measured:.3f}"
-
-
-def report(rows: Sequence[Sequence[Cell]], farthest: tuple[str, float]) -> Report:
-    """Returns the report of the configs so far."""
-    columns = ["config", "figure", "the header states", "measured", "seconds"]
-    what, value = farthest
-    bar = Bar(f"farthest figure ({what}), in tolerances", value, 1, "at most")
-    return Report([Table("Last evaluations", columns, rows)], [bar])
-
-
-def measure(quick: bool) -> Iterator[Report]:
+def measure(options: Options) -> Report:
     """Trains the configs, one after the other."""
-    with tempfile.TemporaryDirectory() as folder:
-        runs = Runs(Path(folder), quick)
-        rows: list[Sequence[Cell]] = []
-        farthest = ("", -1.0)
-        for stated in STATED:
-            run = runs(f"configs/{stated.config}", *stated.params)
-            measured = run.lines("eval")[-1][stated.metric]
-            name = ", ".join([stated.config, *stated.params])
-            figure = stated.metric.replace("_", " ")
-            rows.append(
-                [name, figure, " or ".join(stated.texts), shown(stated, measured), run.seconds]
-            )
-            away = distance(stated, measured)
-            if away > farthest[1]:
-                farthest = (f"{name}: {figure}", away)
-            yield report(rows, farthest)
+    rows: list[list[Cell]] = []
+    distances = {}
+    for config in options.chosen(dict.fromkeys(name for name, *_ in STATED)):
+        found = run(f"configs/{config}.gin", options.quick)
+        for metric, text in (rest for name, *rest in STATED if name == config):
+            measured, figure = found.lines[-1][metric], metric.replace("_", " ")
+            is_share = text.endswith("%") or text.startswith("all ")
+            shown = f"{100 * measured:.1f}%" if is_share else f"{measured:.3f}"
+            rows.append([config, figure, text, shown, found.seconds])
+            distances[f"{config}: {figure}"] = distance(text, measured)
+    columns = ["config", "figure", "the header states", "measured", "seconds"]
+    what = max(distances, key=lambda name: distances[name])
+    text = f"farthest figure ({what}), in tolerances"
+    target = Target(text, distances[what], 1, "at most")
+    return Report([Table("Last evaluations", columns, rows)], [target])
 
 
 if __name__ == "__main__":
-    command.main(measure)
+    harness.main(measure)

@@ -1,275 +1,347 @@
-"""Contenders of benchmarks.loop_overhead: Keras's fit, the tutorial's loop, Orbit and ddl.
+"""Contenders that train one network: ddl, Keras's fit, the tutorial's loop, Orbit, a bare loop.
 
-Each contender trains the same network on the same arrays with Adam and dropout in float32. All but
-the floor keep the mean of the loss and the accuracy. On one device the peers use no strategy, which
-is their fastest option.
+They train with Adam (Adagrad for the embeddings) on random examples in memory. All but the bare
+loop keep the mean of the loss and the accuracy. On one device the others use no strategy, which is
+their fastest option, and on several the default MirroredStrategy. Each is a function of a `Case`
+and returns a window that returns the seconds of an update.
 """
 
-import functools
+import dataclasses
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 import ddl
-from benchmarks.loop_overhead import Case
-from benchmarks.report import PEERS
-from benchmarks.rivals import WaitForTurn
-from benchmarks.turns import Failed, Turns
+from benchmarks.harness import PEERS, Failed, timed
 from ddl import distribution
+from ddl.precision import set_precision, set_tf32
 
-EXAMPLES = 57_600
-Layer = Callable[[float], keras.layers.Layer]
-
-
-def network(case: Case, dropout: Layer = keras.layers.Dropout) -> keras.Model:
-    """Builds the tutorial's network of a case, up to the logits."""
-    layers = keras.layers
-    body = {
-        "MLP": [layers.Flatten(), layers.Dense(128, activation="relu"), dropout(0.2)],
-        "CNN": [
-            layers.Conv2D(32, 3, activation="relu"),
-            layers.Conv2D(64, 3, activation="relu"),
-            layers.MaxPooling2D(),
-            dropout(0.25),
-            layers.Flatten(),
-            layers.Dense(128, activation="relu"),
-            dropout(0.5),
-        ],
-    }
-    return keras.Sequential([keras.Input((28, 28, 1)), *body[case.model], layers.Dense(10)])
+Window = Callable[[], float]
+LAYERS = keras.layers
 
 
-@functools.cache
-def arrays() -> tuple[np.ndarray, np.ndarray]:
-    """Returns random images, float32 [n, 28, 28, 1] in [0, 1), and labels, int64 [n]."""
-    generator = np.random.default_rng(0)
-    images = generator.random((EXAMPLES, 28, 28, 1), np.float32)
-    return images, generator.integers(0, 10, EXAMPLES)
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A training.
+
+    Attributes:
+      network: Name of a function of this module, and the first word of the case's name.
+      batch: Global batch size.
+      steps: Updates in a window of a contender that calls something for each update.
+      longer: Factor on `steps` for windows of one tf.while, so that the cost of its call weighs
+        as little as in a long training.
+      replicas: 1 for one device; more are mirrored on as many virtual CPUs.
+      examples: Number of examples; at least two windows of `steps`.
+      rows: Rows of the table of embeddings.
+      workers: Processes of a cluster, which TF_CONFIG describes.
+      precision: Number format, or "tf32".
+      gpu: Whether to take the first GPU.
+    """
+
+    network: str
+    batch: int
+    steps: int
+    longer: int = 1
+    replicas: int = 1
+    examples: int = 57_600
+    rows: int = 0
+    workers: int = 1
+    precision: str = "float32"
+    gpu: bool = False
+
+    @property
+    def updates(self) -> int:
+        """Updates in a window of one tf.while."""
+        return self.steps * self.longer
+
+    def __str__(self) -> str:
+        where = "one device" if self.replicas == 1 else f"mirrored on {self.replicas}"
+        where = self.precision if self.gpu else where
+        return f"{self.rows:,} rows" if self.rows else f"{self.network} {self.batch}, {where}"
 
 
-def data(case: Case) -> tuple[np.ndarray, np.ndarray]:
-    """Returns as many of `arrays` as fill whole windows."""
-    whole = EXAMPLES // (case.batch * case.steps) * case.batch * case.steps
-    images, labels = arrays()
-    return images[:whole], labels[:whole]
+# ------------------------------------------------------------ networks and data
 
 
-def slices(case: Case) -> tf.data.Dataset:
-    """Builds the tutorials' pipeline, repeated endlessly."""
-    images, labels = data(case)
-    dataset = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(len(images))
-    return _endless(dataset.batch(case.batch, drop_remainder=True))
+def _images(shape: tuple[int, ...], *layers: keras.layers.Layer) -> keras.Model:
+    return keras.Sequential([keras.Input(shape), *layers])
 
 
-def gathered(case: Case) -> tf.data.Dataset:
-    """Builds an endless pipeline that gathers shuffled indices; copies less than `slices`."""
-    images, labels = map(tf.constant, data(case))
-    order = tf.data.Dataset.range(len(images)).shuffle(len(images))
-    dataset = order.batch(case.batch, drop_remainder=True).map(
-        lambda index: (tf.gather(images, index), tf.gather(labels, index)),
-        num_parallel_calls=os.cpu_count(),
-    )
-    return _endless(dataset)
+def mlp(case: Case, dropout: Any) -> keras.Model:
+    """Builds the network of the second tutorial."""
+    dense = LAYERS.Dense
+    return _images((28, 28, 1), LAYERS.Flatten(), dense(128, "relu"), dropout(0.2), dense(10))
 
 
-def _endless(batches: tf.data.Dataset) -> tf.data.Dataset:
+def cnn(case: Case, dropout: Any) -> keras.Model:
+    """Builds the network of the third tutorial."""
+    first, second = LAYERS.Conv2D(32, 3, activation="relu"), LAYERS.Conv2D(64, 3, activation="relu")
+    hidden = LAYERS.Flatten(), LAYERS.Dense(128, "relu"), dropout(0.5), LAYERS.Dense(10)
+    return _images((28, 28, 1), first, second, LAYERS.MaxPooling2D(), dropout(0.25), *hidden)
+
+
+def resnet(case: Case, dropout: Any) -> keras.Model:
+    """Builds ResNet-50 for ImageNet."""
+    return ddl.models.resnet((224, 224, 3), 1000)
+
+
+def gpt(case: Case, dropout: Any) -> keras.Model:
+    """Builds a GPT of two blocks; of eight on a GPU."""
+    sizes = {"width": 128, "heads": 4, "blocks": 2}
+    if case.gpu:
+        return ddl.models.gpt(8192, 512, width=512, heads=8, blocks=8, dropout=0.0)
+    return ddl.models.gpt(256, 64, **sizes, dropout=0.0)
+
+
+def embeddings(case: Case, dropout: Any) -> keras.Model:
+    """Builds a classifier of eight looked up vectors of width 32."""
+    table, hidden = LAYERS.Embedding(case.rows, 32), LAYERS.Dense(32, "relu")
+    layers = [keras.Input((8,), dtype="int64"), table, LAYERS.Flatten(), hidden, LAYERS.Dense(2)]
+    return keras.Sequential(layers)
+
+
+BUILDERS: dict[str, Callable[..., keras.Model]] = {
+    "MLP": mlp,
+    "CNN": cnn,
+    "ResNet-50": resnet,
+    "GPT": gpt,
+    "embeddings": embeddings,
+}
+
+
+def network(case: Case, dropout: Any = LAYERS.Dropout) -> keras.Model:
+    """Builds the model of a case, up to the logits."""
+    return BUILDERS[case.network](case, dropout)
+
+
+def arrays(case: Case) -> tuple[np.ndarray, np.ndarray]:
+    """Returns random images, float32 or uint8, or numbers of tokens or rows; and labels, int64."""
+    generator, model = np.random.default_rng(0), network(case)
+    shape, output = model.input_shape[1:], model.output_shape[1:]
+    labels = generator.integers(0, output[-1], (case.examples, *output[:-1]))
+    if "int" in model.inputs[0].dtype:
+        return generator.integers(0, case.rows or output[-1], (case.examples, *shape)), labels
+    if case.network == "ResNet-50":
+        return generator.integers(0, 256, (case.examples, *shape), np.uint8), labels
+    return generator.random((case.examples, *shape), np.float32), labels
+
+
+def optimizer(case: Case) -> keras.optimizers.Optimizer:
+    """Returns the optimizer of a case."""
+    is_adagrad = case.network == "embeddings"
+    return keras.optimizers.Adagrad(0.05) if is_adagrad else keras.optimizers.Adam()
+
+
+def batches(case: Case, gathers: bool = False) -> tf.data.Dataset:
+    """Returns an endless pipeline: the tutorials' slices, or one that gathers shuffled indices."""
+    inputs, labels = arrays(case)
+    if gathers:
+        held = tf.constant(inputs), tf.constant(labels)
+        order = tf.data.Dataset.range(case.examples).shuffle(case.examples)
+        order = order.batch(case.batch, drop_remainder=True)
+        dataset = order.map(
+            lambda index: tuple(tf.gather(values, index) for values in held),
+            num_parallel_calls=os.cpu_count(),
+        )
+    else:
+        dataset = tf.data.Dataset.from_tensor_slices((inputs, labels)).shuffle(case.examples)
+        dataset = dataset.batch(case.batch, drop_remainder=True)
     # Autotuning is off, since an iterator that ends may wait a minute for the tuner. The tuner
     # would only add a prefetch buffer, which is added here instead.
     options = tf.data.Options()
     options.autotune.enabled = False
-    return batches.repeat().prefetch(tf.data.AUTOTUNE).with_options(options)
+    return dataset.repeat().prefetch(tf.data.AUTOTUNE).with_options(options)
 
 
-def strategy_of(case: Case) -> tf.distribute.Strategy:
-    """Returns the default strategy on one device, a default MirroredStrategy on several."""
-    distribution.configure_devices(case.replicas if case.replicas > 1 else None, gpus=())
-    keras.utils.clear_session()
+def begin(case: Case) -> None:
+    """Configures the devices and the number format."""
+    gpus = [0] if case.gpu else ()
+    distribution.configure_devices(case.replicas if case.replicas > 1 else None, gpus=gpus)
+    set_precision("float32" if case.precision == "tf32" else case.precision)
+    if case.gpu:
+        set_tf32(case.precision == "tf32")
+    keras.utils.set_random_seed(0)
+
+
+def others_strategy(case: Case) -> tf.distribute.Strategy:
+    """Begins, and returns the strategy of all but ddl."""
+    begin(case)
+    if case.workers > 1:
+        return tf.distribute.MultiWorkerMirroredStrategy()
     if case.replicas == 1:
         return tf.distribute.get_strategy()
     return tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(case.replicas)])
 
 
-# ------------------------------------------------------------ Keras's fit
+# ------------------------------------------------------------ the contenders
 
 
-def _fit(
-    case: Case,
-    turns: Turns,
-    train_data: Callable[[], dict[str, Any]],
-    parts: int = 1,
-    **compile_arguments: Any,
-) -> None:
-    # With steps_per_epoch an epoch continues the iterator of the last one, so that a window does
-    # not include the start of an epoch.
-    with strategy_of(case).scope():
+def by_ddl(case: Case, **arguments: Any) -> Window:
+    """Trains by ddl with its own defaults."""
+    begin(case)
+    name = "mirrored" if case.replicas > 1 else "one_device"
+    name = "multi_worker_mirrored" if case.workers > 1 else name
+    with distribution.build_strategy(name).scope():
         model = network(case)
-        model.compile(
-            keras.optimizers.Adam(),
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
-            **compile_arguments,
+        is_gpt = case.network == "GPT"
+        task = ddl.LanguageModel(model) if is_gpt else ddl.Classification(model)
+        names = ("token", "next_token") if is_gpt else ("image", "label")
+        data = dict(zip(names, arrays(case), strict=True))
+        trainer = ddl.Trainer(
+            task, optimizer(case), data, global_batch_size=case.batch, **arguments
         )
-    forever = {"epochs": 10**6, "steps_per_epoch": case.steps * parts, "verbose": 0}
-    try:
-        model.fit(**train_data(), **forever, callbacks=[WaitForTurn(turns, parts)])
-    except StopIteration:
-        return
+    trainer.train(case.steps)  # ddl chooses the number of steps per loop
+    return timed(lambda: trainer.train(case.updates), case.updates)
 
 
-def fit(case: Case, turns: Turns) -> None:
-    """Runs `fit` as the tutorials call it."""
-    images, labels = data(case)
-    _fit(case, turns, lambda: {"x": images, "y": labels, "batch_size": case.batch})
+def by_ddl_compiled(case: Case) -> Window:
+    """Trains by ddl with XLA (`--jit_compile=on`)."""
+    return by_ddl(case, jit_compile="on")
 
 
-def fit_tuned_slices(case: Case, turns: Turns) -> None:
-    """Runs `fit` on `slices` with many steps per execution, without XLA (slower on a CPU)."""
-    _fit_tuned(case, turns, slices)
+def by_ddl_accumulating(case: Case) -> Window:
+    """Trains by ddl with two microbatches."""
+    return by_ddl(case, accumulation_steps=2)
 
 
-def fit_tuned_gather(case: Case, turns: Turns) -> None:
-    """Runs the same `fit` on `gathered`."""
-    _fit_tuned(case, turns, gathered)
+class _LastEpoch(keras.callbacks.Callback):
+    """Takes the time of the last epoch of a fit; the first one starts the iterator."""
+
+    seconds = 0.0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._start = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.seconds = time.perf_counter() - self._start
 
 
-def _fit_tuned(case: Case, turns: Turns, make_dataset: Callable[[Case], tf.data.Dataset]) -> None:
+def _fit(case: Case, steps: int, data: dict[str, Any], **compiling: Any) -> Window:
+    with others_strategy(case).scope():
+        model = network(case)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer(case), loss, metrics=["accuracy"], **compiling)
+    timer = _LastEpoch()
+    # With steps_per_epoch an epoch continues the iterator of the last one.
+    length = {"epochs": 2, "steps_per_epoch": steps, "verbose": 0}
+
+    def window() -> float:
+        model.fit(**data, **length, callbacks=[timer])
+        return timer.seconds / steps
+
+    return window
+
+
+def by_fit(case: Case) -> Window:
+    """Trains by `fit` as the tutorials call it."""
+    inputs, labels = arrays(case)
+    return _fit(case, case.steps, {"x": inputs, "y": labels, "batch_size": case.batch})
+
+
+def by_tuned_fit(case: Case, jit_compile: bool = False) -> Window:
+    """Trains by `fit` with many steps per execution, on the pipeline that gathers."""
     # Keras 3.15 fails with more than one step per execution on several devices.
-    parts = case.longer if case.replicas == 1 else 1
-    window = case.steps * parts
-    steps = max(n for n in range(1, 101) if window % n == 0) if case.replicas == 1 else 1
-
-    def train_data() -> dict[str, Any]:
-        return {"x": make_dataset(case), "shuffle": False}
-
-    _fit(case, turns, train_data, parts, steps_per_execution=steps, jit_compile=False)
+    updates = case.updates if case.replicas == 1 else case.steps
+    steps = max(n for n in range(1, 101) if updates % n == 0) if case.replicas == 1 else 1
+    data = {"x": batches(case, gathers=True), "shuffle": False}
+    return _fit(case, updates, data, steps_per_execution=steps, jit_compile=jit_compile)
 
 
-# ------------------------------------------------------------ the tutorial's loop and Orbit
+def by_compiled_fit(case: Case) -> Window:
+    """Trains by the same `fit` with XLA."""
+    return by_tuned_fit(case, jit_compile=True)
 
 
-def tutorial_loop(case: Case, turns: Turns) -> None:
-    """Runs the loop of TensorFlow's tutorial on custom training with tf.distribute."""
-    strategy = strategy_of(case)
+def by_tutorial(case: Case) -> Window:
+    """Trains by the loop of TensorFlow's tutorial: a tf.function for each step."""
+    strategy = others_strategy(case)
     with strategy.scope():
-        model, optimizer = network(case), keras.optimizers.Adam()
-        per_example = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
+        model, update = network(case), optimizer(case)
         accuracy = keras.metrics.SparseCategoricalAccuracy()
         # The tutorial builds in the first step, which fails under a strategy with Keras 3.
-        optimizer.build(model.trainable_variables)
-    batches = iter(strategy.experimental_distribute_dataset(slices(case)))
+        update.build(model.trainable_variables)
+    iterator = iter(strategy.experimental_distribute_dataset(batches(case)))
 
-    def replica_step(inputs: Any) -> tf.Tensor:
-        images, labels = inputs
-        with tf.GradientTape() as tape:
-            predictions = model(images, training=True)
-            loss = tf.nn.compute_average_loss(per_example(labels, predictions))
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-        accuracy.update_state(labels, predictions)
-        return loss
+    def replica_step(inputs: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        return _keras_step(case, model, update, accuracy, inputs, labels)
 
     @tf.function
-    def step(inputs: Any) -> tf.Tensor:
-        losses = strategy.run(replica_step, args=(inputs,))
+    def step(batch: Any) -> tf.Tensor:
+        losses = strategy.run(replica_step, args=batch)
         return strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
 
     def window() -> None:
         total = 0.0
         for _ in range(case.steps):
-            total += step(next(batches))
+            total += step(next(iterator))
         float(total), float(accuracy.result())
         accuracy.reset_state()
 
-    turns.take(window)
+    return timed(window, case.steps)
 
 
-def orbit(case: Case, turns: Turns) -> None:
-    """Runs Orbit's StandardTrainer, whose loop is a tf.while, with Keras 3's Adam."""
-    _orbit(case, turns, keras.optimizers.Adam)
+def _keras_step(
+    case: Case, model: Any, update: Any, accuracy: Any, inputs: tf.Tensor, labels: tf.Tensor
+) -> tf.Tensor:
+    """Makes an update by Keras's optimizer, and returns this replica's share of the loss."""
+    is_scaled = isinstance(update, keras.optimizers.LossScaleOptimizer)
+    with tf.GradientTape() as tape:
+        each, logits = losses(model, inputs, labels)
+        loss = tf.reduce_sum(each) / (case.batch * each.shape[1:].num_elements())
+        scaled = update.scale_loss(loss) if is_scaled else loss
+    variables = model.trainable_variables
+    update.apply(tape.gradient(scaled, [v.value for v in variables]), variables)
+    accuracy.update_state(labels, logits)
+    return loss
 
 
-def orbit_fused(case: Case, turns: Turns) -> None:
-    """Runs Orbit with the Adam of ddl's configs."""
-    _orbit(case, turns, adam)
-
-
-def _orbit(case: Case, turns: Turns, make_optimizer: Any) -> None:
+def by_orbit(case: Case) -> Window:
+    """Trains by Orbit's StandardTrainer, whose loop is a tf.while."""
     if not (PEERS / "orbit").exists():
-        raise Failed(
-            "skipped, because it is not installed. Install it with `make benchmarks/peers`."
-        )
+        raise Failed("skipped, because it is not installed; `make benchmarks/peers` installs it")
     sys.path.append(str(PEERS))
     import orbit
 
     class Trainer(orbit.StandardTrainer):
         def __init__(self) -> None:
-            self.strategy = strategy_of(case)
+            self.strategy = others_strategy(case)
             with self.strategy.scope():
-                self.model, self.optimizer = network(case), make_optimizer()
+                self.model, self.optimizer = network(case), optimizer(case)
+                if case.precision == "mixed_float16":
+                    self.optimizer = keras.optimizers.LossScaleOptimizer(self.optimizer)
                 self.optimizer.build(self.model.trainable_variables)
                 self.loss = keras.metrics.Mean()
                 self.accuracy = keras.metrics.SparseCategoricalAccuracy()
-            super().__init__(self.strategy.experimental_distribute_dataset(slices(case)))
+            super().__init__(self.strategy.experimental_distribute_dataset(batches(case)))
 
         def train_loop_begin(self) -> None:
             self.loss.reset_state()
             self.accuracy.reset_state()
 
         def train_step(self, iterator: Any) -> None:
-            self.strategy.run(self.replica_step, args=(next(iterator),))
+            self.strategy.run(self.replica_step, args=next(iterator))
 
-        def replica_step(self, inputs: Any) -> None:
-            images, labels = inputs
-            with tf.GradientTape() as tape:
-                logits = self.model(images, training=True)
-                losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-                loss = tf.reduce_sum(losses) / case.batch
-            variables = self.model.trainable_variables
-            gradients = tape.gradient(loss, [v.value for v in variables])
-            self.optimizer.apply(gradients, variables)
-            self.loss.update_state(losses)
-            self.accuracy.update_state(labels, logits)
+        def replica_step(self, inputs: tf.Tensor, labels: tf.Tensor) -> None:
+            parts = (self.model, self.optimizer, self.accuracy)
+            self.loss.update_state(_keras_step(case, *parts, inputs, labels))
 
         def train_loop_end(self) -> dict[str, float]:
             return {"loss": float(self.loss.result()), "accuracy": float(self.accuracy.result())}
 
-    trainer, steps = Trainer(), tf.constant(case.steps * case.longer)
-    turns.take(lambda: trainer.train(steps), case.longer)
+    trainer, steps = Trainer(), tf.constant(case.updates)
+    return timed(lambda: trainer.train(steps), case.updates)
 
 
-# ------------------------------------------------------------ ddl and the floor
+# ------------------------------------------------------------ the bare loop
 
 
-def adam() -> keras.optimizers.Optimizer:
-    """Returns the Adam of ddl's configs."""
-    return keras.optimizers.Adam()
-
-
-def build_trainer(case: Case) -> ddl.Trainer:
-    """Builds a trainer of ddl with its own step, dropout and pipeline."""
-    distribution.configure_devices(case.replicas if case.replicas > 1 else None, gpus=())
-    keras.utils.clear_session()
-    strategy = distribution.build_strategy("mirrored" if case.replicas > 1 else "one_device")
-    with strategy.scope():
-        task = ddl.Classification(network(case, keras.layers.Dropout))
-        return ddl.Trainer(task, adam(), data(case), global_batch_size=case.batch)
-
-
-def ddl_trainer(case: Case, turns: Turns) -> None:
-    """Runs ddl with its own number of steps per loop."""
-    trainer = build_trainer(case)
-    trainer.train(case.steps)  # ddl chooses the number of steps per loop
-    turns.take(lambda: trainer.train(case.steps * case.longer), case.longer)
-
-
-class PlainDropout(keras.layers.Layer):
+class PlainDropout(LAYERS.Layer):
     """TensorFlow's cheapest dropout."""
 
     def __init__(self, rate: float) -> None:
@@ -281,51 +353,78 @@ class PlainDropout(keras.layers.Layer):
         return tf.nn.dropout(inputs, self.rate) if training else inputs
 
 
-def reading_floor(case: Case, turns: Turns) -> None:
-    """Runs the step of `floor`, on rows that it gathers from the arrays in a random order."""
-    floor(case, turns, reads=True)
+def losses(model: keras.Model, inputs: tf.Tensor, labels: tf.Tensor) -> tuple[Any, Any]:
+    """Returns the cross-entropies, float32, and the logits of a model in training."""
+    logits = tf.cast(model(inputs, training=True), tf.float32)
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits), logits
 
 
-def floor(case: Case, turns: Turns, reads: bool = False) -> None:
-    """Runs the bare step in a tf.while: one constant batch, TensorFlow's Adam, no metrics."""
-    strategy_of(case)
-    model = network(case, PlainDropout)
+def adam_update(variables: Any, slots: Any, gradients: Any, number: tf.Tensor) -> None:
+    """Applies TensorFlow's kernel of Adam; `number` is that of the update, from 1."""
+    powers = [tf.pow(beta, tf.cast(number, tf.float32)) for beta in (0.9, 0.999)]
+    for variable, (m, v), gradient in zip(variables, slots, gradients, strict=True):
+        tf.raw_ops.ResourceApplyAdam(
+            **{"var": variable.handle, "m": m.handle, "v": v.handle},
+            **{"beta1_power": powers[0], "beta2_power": powers[1], "lr": 0.001},
+            **{"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-7},
+            grad=tf.convert_to_tensor(gradient),
+        )
+
+
+def slots_of(variables: Any) -> list[list[tf.Variable]]:
+    """Returns Adam's slots."""
+    return [[tf.Variable(tf.zeros_like(v), trainable=False) for _ in range(2)] for v in variables]
+
+
+def bare_adam(model: keras.Model) -> Callable[..., tf.Tensor]:
+    """Returns a step: a function of the update's number, inputs and labels to the mean loss."""
     variables = [variable.value for variable in model.trainable_variables]
-    slots = [(tf.Variable(tf.zeros_like(v)), tf.Variable(tf.zeros_like(v))) for v in variables]
-    arrays = [tf.constant(array) for array in data(case)]
-    batches = arrays[0].shape[0] // case.batch
-    order = tf.random.shuffle(tf.range(batches * case.batch), seed=0)
-    order = tf.reshape(order, (batches, case.batch))
-    constant = [array[: case.batch] for array in arrays]
-    steps = case.steps * case.longer
+    slots = slots_of(variables)
 
-    def step(count: tf.Tensor, power_1: tf.Tensor, power_2: tf.Tensor, _: tf.Tensor) -> Any:
-        rows = order[count % batches]
-        images, labels = [tf.gather(a, rows) for a in arrays] if reads else constant
+    def step(number: tf.Tensor, inputs: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
-            logits = model(images, training=True)
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-            loss = tf.reduce_mean(losses)
-        for variable, (m, v), gradient in zip(
-            variables, slots, tape.gradient(loss, variables), strict=True
-        ):
-            tf.raw_ops.ResourceApplyAdam(
-                var=variable.handle,
-                m=m.handle,
-                v=v.handle,
-                beta1_power=power_1,
-                beta2_power=power_2,
-                lr=0.001,
-                beta1=0.9,
-                beta2=0.999,
-                epsilon=1e-7,
-                grad=gradient,
-            )
-        return count + 1, power_1 * 0.9, power_2 * 0.999, loss
+            loss = tf.reduce_mean(losses(model, inputs, labels)[0])
+        adam_update(variables, slots, tape.gradient(loss, variables), number)
+        return loss
+
+    return step
+
+
+def bare_loop(case: Case, step: Callable[..., tf.Tensor], reads: bool = True) -> Window:
+    """Returns a tf.while of a step on rows gathered in a random order, or on one constant batch."""
+    held = [tf.constant(values) for values in arrays(case)]
+    count = case.examples // case.batch
+    order = tf.random.shuffle(tf.range(count * case.batch, dtype=tf.int64), seed=0)
+    order = tf.reshape(order, [count, case.batch])
+    constant = [values[: case.batch] for values in held]
 
     @tf.function(autograph=False)
     def loop() -> tf.Tensor:
-        start = (tf.constant(0), tf.constant(0.9), tf.constant(0.999), tf.constant(0.0))
-        return tf.while_loop(lambda count, *_: count < steps, step, start)[3]
+        def turn(number: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            rows = order[number % count]
+            batch = [tf.gather(values, rows) for values in held] if reads else constant
+            return number + 1, step(number + 1, *batch)
 
-    turns.take(lambda: loop().numpy(), case.longer)
+        start = (tf.constant(0, tf.int64), tf.constant(0.0))
+        return tf.while_loop(lambda number, _: number < case.updates, turn, start)[1]
+
+    return timed(lambda: loop().numpy(), case.updates)
+
+
+def reading_floor(case: Case) -> Window:
+    """Trains by the bare step on rows that it gathers, as ddl does; without metrics."""
+    begin(case)
+    return bare_loop(case, bare_adam(network(case, PlainDropout)))
+
+
+def floor(case: Case) -> Window:
+    """Trains by the bare step on one constant batch."""
+    begin(case)
+    return bare_loop(case, bare_adam(network(case, PlainDropout)), reads=False)
+
+
+def compiled_floor(case: Case) -> Window:
+    """Trains by the bare step, compiled by XLA, on one constant batch."""
+    begin(case)
+    step = tf.function(bare_adam(network(case)), autograph=False, jit_compile=True)
+    return bare_loop(case, step, reads=False)

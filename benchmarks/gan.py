@@ -4,33 +4,29 @@ The same two perceptrons train on the digits in global batches of 64, mirrored o
 devices, with an update of the discriminator and one of the generator per step. Keras runs a
 `train_step` in `fit`; the tutorial's loop calls a `tf.function` of `strategy.run` for each batch,
 as in TensorFlow's guides to custom training. Both draw their noise per replica, and the tutorial's
-loop divides its losses by the global batch size itself. A second table counts the lines of each
+loop divides its losses by the global batch size itself. The last column counts the lines of each
 program between data and training, without blank lines and docstrings.
 """
 
 import inspect
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 import ddl
-from benchmarks import command, repeats, report
-from benchmarks.report import Bar, Report, Table
+from benchmarks import harness
+from benchmarks.harness import Contender, Options, Report, Table, Target, spread
 from ddl import distribution
 
 BATCH = 64
 LATENT = 16
 REPLICAS = 2
 STEPS = 200
-ROUNDS = 7
 
-Loop = Callable[[], object]
+Window = Callable[[], float]
 cross_entropy = tf.nn.sigmoid_cross_entropy_with_logits
 
 
@@ -97,8 +93,10 @@ class Gan:
         update.minimize(self.fools, batch, self.generator, optimizer="generator")
 
 
-def by_ddl(strategy: tf.distribute.Strategy) -> Loop:
+def by_ddl(case: None) -> Window:
     """Returns the window of ddl."""
+    distribution.configure_devices(num_virtual_devices=REPLICAS)
+    strategy = distribution.build_strategy("mirrored")
     with strategy.scope():
         trainer = ddl.Trainer(
             Gan(),
@@ -107,10 +105,16 @@ def by_ddl(strategy: tf.distribute.Strategy) -> Loop:
             global_batch_size=BATCH,
             steps_per_loop=STEPS,
         )
-    return lambda: trainer.train(STEPS)
+    return harness.timed(lambda: trainer.train(STEPS), STEPS)
 
 
 # ------------------------------------------------------------ Keras
+
+
+def mirrored() -> tf.distribute.Strategy:
+    """Configures the devices, and returns TensorFlow's default MirroredStrategy on them."""
+    distribution.configure_devices(num_virtual_devices=REPLICAS)
+    return tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(REPLICAS)])
 
 
 class KerasGan(keras.Model):
@@ -153,28 +157,30 @@ class KerasGan(keras.Model):
         return {metric.name: metric.result() for metric in self.metrics}
 
 
-def by_keras(strategy: tf.distribute.Strategy) -> Loop:
+def by_keras(case: None) -> Window:
     """Returns the window of Keras."""
-    with strategy.scope():
+    with mirrored().scope():
         model = KerasGan()
         model.compile(adam(), adam())
         model.generates.build(model.generator.trainable_variables)
         model.discriminates.build(model.discriminator.trainable_variables)
     data = batches()
-    return lambda: model.fit(data, steps_per_epoch=STEPS, epochs=1, verbose=0)
+    fit = lambda: model.fit(data, steps_per_epoch=STEPS, epochs=1, verbose=0)  # noqa: E731
+    return harness.timed(fit, STEPS)
 
 
 # ------------------------------------------------------------ the tutorial's loop
 
 
-def by_tutorial(strategy: tf.distribute.Strategy) -> Loop:
+def by_tutorial(case: None) -> Window:
     """Returns the window of the tutorial's loop."""
+    strategy = mirrored()
     with strategy.scope():
         generates, discriminates = generator(), discriminator()
         of_generator, of_discriminator = adam(), adam()
         of_generator.build(generates.trainable_variables)
         of_discriminator.build(discriminates.trainable_variables)
-    data: Iterator[Any] = iter(strategy.experimental_distribute_dataset(batches()))
+    data = iter(strategy.experimental_distribute_dataset(batches()))
 
     def replica_step(real: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         noise = tf.random.normal([tf.shape(real)[0], LATENT])
@@ -205,47 +211,40 @@ def by_tutorial(strategy: tf.distribute.Strategy) -> Loop:
             total += first + second
         return float(total)
 
-    return window
+    return harness.timed(window, STEPS)
 
 
 # ------------------------------------------------------------ measurement
 
+PROGRAMS: dict[str, tuple[str, Sequence[Any]]] = {
+    "ddl": ("by_ddl", (Gan, by_ddl)),
+    "Keras, train_step in fit": ("by_keras", (KerasGan, by_keras)),
+    "the tutorial's loop": ("by_tutorial", (by_tutorial,)),
+}
 
-def lines_of(*parts: Any) -> int:
+
+def lines_of(parts: Sequence[Any]) -> int:
     """Counts the lines of code of functions and classes, without blank lines and docstrings."""
     lines = [line.strip() for part in parts for line in inspect.getsource(part).splitlines()]
     return sum(bool(line) and not line.startswith(('"""', "#")) for line in lines)
 
 
-def measure(quick: bool) -> Report:
-    """Measures the three programs, interleaved."""
-    distribution.configure_devices(num_virtual_devices=REPLICAS)
-    own = distribution.build_strategy("mirrored")
-    mirrored = tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(REPLICAS)])
-    keras.utils.set_random_seed(0)
-    ours, fit, tutorial = "ddl", "Keras, train_step in fit", "the tutorial's loop"
-    loops = {ours: by_ddl(own), fit: by_keras(mirrored), tutorial: by_tutorial(mirrored)}
-    for loop in repeats.rotated(loops).values():
-        loop()  # traces
-    timed = {
-        name: lambda loop=loop: repeats.seconds(loop) / STEPS * 1e3 for name, loop in loops.items()
+def measure(options: Options) -> Report:
+    """Measures the three programs."""
+    contenders = {
+        name: Contender(f"benchmarks.gan:{function}", None)
+        for name, (function, _) in PROGRAMS.items()
     }
-    times = repeats.interleaved(timed, 2 if quick else ROUNDS)
-    speedups = {name: repeats.ratio(values / times[ours]) for name, values in times.items()}
-    rows = [[name, speedups[name], repeats.spread(values)] for name, values in times.items()]
-    table = Table("Time per step", ["program", "time / ddl's", "ms per step"], rows)
-    lines = {
-        ours: lines_of(Gan, by_ddl),
-        fit: lines_of(KerasGan, by_keras),
-        tutorial: lines_of(by_tutorial),
-    }
-    counted = Table("Lines of code", ["program", "lines"], [[n, f"{k}"] for n, k in lines.items()])
-    bars = [
-        Bar(f"ddl's speed / that of {name}", speedups[name], 1.5, "at least")
-        for name in (fit, tutorial)
-    ]
-    return Report([table, counted], bars, [report.plot_of(table, ["ms per step"], "ms per step")])
+    times, notes = harness.compare(contenders, *((1, 1) if options.quick else (5, 5)))
+    rows, targets = [], []
+    for name, (_, parts) in PROGRAMS.items():
+        speedup = spread(times[name] / times["ddl"])
+        rows.append([name, speedup, spread(times[name], 1e3), lines_of(parts)])
+        if name != "ddl":
+            targets.append(Target(f"ddl's speed / that of {name}", speedup, 1.5))
+    table = Table("", ["program", "time / ddl's", "ms per step", "lines of code"], rows)
+    return Report([table], targets, notes)
 
 
 if __name__ == "__main__":
-    command.main(measure, processes=5)
+    harness.main(measure)

@@ -1,182 +1,189 @@
 """Speed on a GPU: python -m benchmarks.gpu.
 
-The networks are the MLPs of the second and of the first tutorial, the CNN of the third, ResNet-50
-on images of 224×224 with 1,000 classes, and a GPT of 8 blocks of width 512 on 512 tokens out of
-8,192. The formats are float32, the same with TF32, mixed_float16 and mixed_bfloat16. ddl is
+The networks are the MLP of the second tutorial, the CNN of the third, ResNet-50 on images of
+224×224 with 1,000 classes, and a GPT of 8 blocks of width 512 on 512 tokens out of 8,192. ddl is
 compared with Keras's `fit`, which compiles, with Orbit's StandardTrainer, both with Keras's Adam
 and their data from arrays in host memory, and with the bare step: compiled, on one constant batch,
 without metrics.
 
-The contenders of a case share a process, and compute by turns; each case has several fresh
-processes. The processes of several cases build and compile side by side, and then each measures
-alone, so the time of the first window is that of a busy machine. Idle time and kernels are read
-from TensorFlow's profiler, in an extra window. Memory is the peak during updates, without that of
-the other contenders.
-
-`--only=ResNet-50` measures the cases whose names contain the text, and `--only='MLP 64; GPT'` those
-that contain one of several. No further process starts after nine minutes for each case; with
-`--only` after nine minutes, which makes commands of less than ten.
+The contenders of a case share a process, since a process for each would need the GPU's memory at
+once; each case has several fresh processes. Idle time and kernels are read from TensorFlow's
+profiler, in an extra window. `--only='MLP; GPT'` measures the cases whose names contain a text. No
+further process starts after nine minutes, which makes commands of less than ten.
 """
 
+import contextlib
 import dataclasses
-import os
+import math
+import multiprocessing
+import re
+import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import command
-from benchmarks.gpu_cases import CASES, Case
-from benchmarks.repeats import over_processes
-from benchmarks.report import Bar, Cell, Plot, Report, Series, Spread, Table
-from benchmarks.turns import Contender, Failed
+from benchmarks import contenders, harness
+from benchmarks.contenders import Case, Window
+from benchmarks.harness import Cell, Options, Report, Table, Target, spread
 
 DDL, FIT, ORBIT, BARE = NAMES = ("ddl", "Keras fit", "Orbit", "bare step")
-PROCESSES = 3
-SIDE_BY_SIDE = max(1, (os.cpu_count() or 1) // 2)
-"""Cases that build side by side: XLA compiles one with about two cores."""
-
-_SECONDS = 540
-
-Found = dict[Case, list[Mapping[str, Any]]]
-"""For each case what its processes found: `gpu_contenders.measured`."""
-
-
-def measure(quick: bool, only: str = "") -> Iterator[Report]:
-    """Measures every case in one process, then in a second, and so on; yields what is measured."""
-    command.need_gpu("benchmarks.gpu")
-    parts = only.split(";")
-    cases = [case for case in CASES if any(part.strip() in str(case) for part in parts)]
-    if not cases:
-        raise SystemExit(f"No case contains {only!r}: {', '.join(map(str, CASES))}.")
-    if quick:
-        cases = [dataclasses.replace(case, steps=2, rounds=1) for case in cases]
-    found: Found = {}
-    failed: dict[Case, str] = {}
-    begin = time.monotonic()
-    took = 0.0
-    for _ in range(1 if quick else PROCESSES):
-        start = time.monotonic()
-        if start - begin + took > _SECONDS * (1 if only else len(cases)):
-            break
-        for case, run in in_processes(cases):
-            if isinstance(run, Failed):
-                failed[case] = str(run)
-                print(f"{case}: {run}", flush=True)
-            else:
-                found.setdefault(case, []).append(run)
-                print(f"{case}: {_line(run)}", flush=True)
-            yield reported(found, failed)
-        took = time.monotonic() - start
+FUNCTIONS = {
+    DDL: contenders.by_ddl,
+    FIT: contenders.by_fit,
+    ORBIT: contenders.by_orbit,
+    BARE: contenders.compiled_floor,
+}
+CASES = (
+    Case("MLP", 64, 200, 5, examples=25_600, gpu=True),
+    *(
+        Case("CNN", 512, 50, 2, examples=51_200, precision=precision, gpu=True)
+        for precision in ("tf32", "mixed_bfloat16")
+    ),
+    *(
+        Case("ResNet-50", 256, 5, 2, examples=2_560, precision=precision, gpu=True)
+        for precision in ("tf32", "mixed_bfloat16")
+    ),
+    Case("GPT", 32, 10, 2, examples=640, precision="mixed_bfloat16", gpu=True),
+)
+PROCESSES, SECONDS = 3, 540
+_KINDS = ("ms", "idle, ms", "kernels")
 
 
-def in_processes(cases: Sequence[Case]) -> Iterator[tuple[Case, Mapping[str, Any] | Failed]]:
-    """Measures each case in a fresh process; see `gpu_contenders.Contenders`.
+# ------------------------------------------------------------ a process
 
-    So many processes as `SIDE_BY_SIDE` build and compile side by side. Each measures alone.
+
+def traced(window: Window) -> tuple[float, int]:
+    """Profiles a window; see `read`. NaN if the profiler cannot run."""
+    import tensorflow as tf
+
+    with tempfile.TemporaryDirectory(prefix="trace") as folder:
+        try:
+            tf.profiler.experimental.start(folder)
+        except tf.errors.OpError:
+            return math.nan, 0
+        try:
+            window()
+        finally:
+            with contextlib.suppress(tf.errors.OpError):
+                tf.profiler.experimental.stop()
+        return read(file.read_bytes() for file in sorted(Path(folder).rglob("*.xplane.pb")))
+
+
+def read(contents: Iterable[bytes]) -> tuple[float, int]:
+    """Reads serialized profiles.
+
+    Returns:
+      The seconds between the first event of the first GPU and the last in which nothing was under
+      way, and the number of events that copy nothing; NaN and 0 if there is no GPU.
     """
-    for first in range(0, len(cases), SIDE_BY_SIDE):
-        some = cases[first : first + SIDE_BY_SIDE]
-        contenders = [Contender("benchmarks.gpu_contenders:measure", [case], {}) for case in some]
-        built: list[Failed | None] = []
-        for contender in contenders:
-            contender.start_window()
-        for contender in contenders:
-            try:
-                contender.end_window()
-            except Failed as failure:
-                built.append(failure)
-            else:
-                built.append(None)
-        for case, contender, failure in zip(some, contenders, built, strict=True):
-            try:
-                yield case, failure or contender.window()
-            except Failed as error:
-                yield case, error
-            finally:
-                contender.close()
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    planes = [plane for each in contents for plane in xplane_pb2.XSpace.FromString(each).planes]
+    for plane in (plane for plane in planes if re.search(r"/device:GPU:\d+", plane.name)):
+        events = []
+        for line in (line for line in plane.lines if line.name.startswith("Stream")):
+            for event in line.events:  # other lines repeat them in summary
+                start = line.timestamp_ns * 1e-9 + event.offset_ps * 1e-12
+                name = plane.event_metadata[event.metadata_id].name
+                events.append((start, start + event.duration_ps * 1e-12, name))
+        if events:
+            idle, end = 0.0, min(events)[0]
+            for start, until, _ in sorted(events):
+                idle += max(0.0, start - end)
+                end = max(end, until)
+            return idle, sum("memcpy" not in name.lower() for *_, name in events)
+    return math.nan, 0
 
 
-def _line(found: Mapping[str, Any]) -> str:
-    return ", ".join(
-        f"{name} {found[name]['ms']:.3g} ms" for name in NAMES if isinstance(found[name], dict)
-    )
+def figures(case: Case) -> dict[str, Any]:
+    """Builds all contenders of a case in this process, and measures them by turns.
+
+    Returns:
+      For each contender its `_KINDS` an update, or a text that says why it failed.
+    """
+    found: dict[str, Any] = {}
+    windows: dict[str, Window] = {}
+    for name, build in FUNCTIONS.items():
+        try:
+            windows[name] = build(case)
+            windows[name]()
+        except Exception as error:
+            windows.pop(name, None)
+            found[name] = str(error).partition("\n")[0][:200] or type(error).__name__
+    for name, times in harness.interleaved(windows, 5).items():
+        idle, kernels = traced(windows[name])
+        # `fit` makes two epochs of fewer updates in a window.
+        updates = 2 * case.steps if name == FIT else case.updates
+        values = float(np.median(times)) * 1e3, idle * 1e3 / updates, kernels / updates
+        found[name] = dict(zip(_KINDS, values, strict=True))
+    return found
 
 
-def figures(runs: Sequence[Mapping[str, Any]], name: str, kind: str) -> np.ndarray | None:
-    """Returns a contender's figure in each process; None if one process has none."""
-    values = [run[name].get(kind) if isinstance(run[name], dict) else None for run in runs]
-    return None if None in values else np.array(values, float)
+# ------------------------------------------------------------ the report
 
 
-def spread(runs: Sequence[Mapping[str, Any]], name: str, kind: str) -> Cell:
-    """Returns the figure's median and range; "–" if it is missing."""
-    values = figures(runs, name, kind)
-    return "–" if values is None else over_processes(values)
+def measured(case: Case) -> Any:
+    """Measures a case in a fresh process; a text says why it failed."""
+    try:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            return pool.submit(figures, case).result()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
 
 
-def ratio(runs: Sequence[Mapping[str, Any]], name: str) -> Spread | None:
-    """Returns ddl's speed relative to a contender's, or its time relative to the bare step's."""
-    ours, theirs = figures(runs, DDL, "ms"), figures(runs, name, "ms")
-    if ours is None or theirs is None:
-        return None
-    return over_processes(ours / theirs if name == BARE else theirs / ours, is_ratio=True)
-
-
-def rate(case: Case, runs: Sequence[Mapping[str, Any]]) -> Cell:
-    """Returns ddl's examples or tokens a second."""
-    times = figures(runs, DDL, "ms")
-    return "–" if times is None else over_processes(case.batch * case.tokens / times * 1e3)
-
-
-def reported(found: Found, failed: Mapping[Case, str] | None = None) -> Report:
-    """Returns the report of what is measured, and of the cases whose processes failed."""
+def reported(found: dict[Case, list[dict[str, Any]]], notes: list[str]) -> Report:
+    """Returns the report of what the processes of each case found."""
     rows: list[list[Cell]] = []
     each: list[list[Cell]] = []
-    bars = []
+    targets = []
     for case, runs in found.items():
-        ratios = {name: ratio(runs, name) for name in (FIT, ORBIT, BARE)}
-        rows.append([str(case), rate(case, runs), *(r or "–" for r in ratios.values())])
-        each += [
-            [f"{case}: {name}"]
-            + [spread(runs, name, kind) for kind in ("ms", "idle", "kernels", "memory", "first")]
+        values = {
+            name: {kind: np.array([run[name][kind] for run in runs]) for kind in _KINDS}
             for name in NAMES
-        ]
-        if (value := ratios[BARE]) is not None:
-            bars.append(Bar(f"{case}: ddl's time / the bare step's", value, 1.05, "at most"))
-        if (value := ratios[FIT]) is not None:
-            bars.append(Bar(f"{case}: ddl's speed / {FIT}'s", value, 1.0))
-    unit = "images or tokens/s"
-    columns = ["", unit, f"speed / {FIT}", f"speed / {ORBIT}", f"time / {BARE}"]
-    others = ["", "ms", "idle, ms", "kernels", "memory, MB", "first window, s"]
-    devices = ", ".join(sorted({run["device"] for runs in found.values() for run in runs}))
+            if all(isinstance(run[name], dict) for run in runs)
+        }
+        ratios: dict[str, Any] = {}
+        if DDL in values:
+            own = values[DDL]["ms"]
+            ratios = {name: spread(of["ms"] / own) for name, of in values.items()}
+            if BARE in values:
+                ratios[BARE] = spread(own / values[BARE]["ms"])
+                what = f"{case}: ddl's time / the bare step's"
+                targets.append(Target(what, ratios[BARE], 1.05, "at most"))
+            if FIT in values:
+                targets.append(Target(f"{case}: ddl's speed / Keras fit's", ratios[FIT], 1.0))
+        rows.append([str(case), *(ratios.get(name, "–") for name in (FIT, ORBIT, BARE))])
+        each += [[f"{case}: {n}", *map(spread, of.values())] for n, of in values.items()]
+        notes += [f"{case}, {n}: {runs[0][n]}." for n in NAMES if isinstance(runs[0][n], str)]
+    title = "ddl's speed / the others'; its time / the bare step's"
+    tables = [Table(title, ["", FIT, ORBIT, BARE], rows), Table("An update", ["", *_KINDS], each)]
+    return Report(tables, targets, notes)
+
+
+def measure(options: Options) -> Report:
+    """Measures every case in one process, then in a second, and so on."""
+    if not harness.gpus():
+        raise SystemExit("benchmarks.gpu needs an NVIDIA GPU, and this machine has none.")
+    cases = options.chosen(CASES)
+    found: dict[Case, list[dict[str, Any]]] = {}
+    notes: list[str] = []
+    begin = time.monotonic()
+    for _ in range(1 if options.quick else PROCESSES):
+        for case in cases:
+            if time.monotonic() - begin < SECONDS:
+                run = measured(dataclasses.replace(case, longer=1) if options.quick else case)
+                if isinstance(run, str):
+                    notes.append(f"A process of {case} failed: {run}.")
+                else:
+                    found.setdefault(case, []).append(run)
+                print(case, run, flush=True)
     counts = ", ".join(f"{case} {len(runs)}" for case, runs in found.items())
-    failures = [
-        f"{name}, {case}: {run[name]}"
-        for case, runs in found.items()
-        for run in runs[:1]
-        for name in NAMES
-        if isinstance(run[name], str)
-    ]
-    failures += [f"A process of {case} failed: {why}." for case, why in (failed or {}).items()]
-    return Report(
-        [Table("ddl beside the others", columns, rows), Table("An update", others, each)],
-        bars,
-        [_plot(found)],
-        [f"Measured on {devices}. Processes: {counts}.", *failures],
-    )
-
-
-def _plot(found: Found) -> Plot:
-    series = []
-    for name in (FIT, ORBIT):
-        values = [(str(c), v) for c, runs in found.items() if (v := ratio(runs, name)) is not None]
-        series.append(
-            Series(name, [x.replace(", ", ",\n") for x, _ in values], [v for _, v in values])
-        )
-    return Plot("ddl's speed", "", "times as fast as", series, level=1.0)
+    return reported(found, [f"Processes: {counts}.", *notes])
 
 
 if __name__ == "__main__":
-    command.main(measure, has_cases=True)
+    harness.main(measure)

@@ -1,239 +1,106 @@
 """Cost of ddl's loop compared with the alternatives: python -m benchmarks.loop_overhead.
 
-The networks are those of two tutorials: the MLP 784-128-dropout 0.2-10, and the CNN 3×3×32, 3×3×64,
-maxpool, dropout 0.25, dense 128, dropout 0.5, dense 10. They train with Adam and dropout on 57,600
-images of 28×28 float32, and keep the loss and the accuracy. The alternatives to ddl are Keras's
-`fit` as the tutorials call it; `fit` with many steps per execution, without XLA, on the faster of
-two pipelines; the loop of TensorFlow's tutorial on custom training, with a tf.function for each
-step; and Orbit's StandardTrainer, whose loop is a tf.while, with Keras 3's Adam and with ddl's. The
-floor is the bare step in a tf.while on one constant batch, with TensorFlow's fused Adam and without
-metrics. The floor that reads is the same step on rows that it gathers from the arrays in a random
-order, as ddl does.
-
-Each contender has several fresh processes for each case, each of which waits while another one
-computes. A figure is the median of what the processes found, with the lowest and the highest; one
-process of a program differs from another by up to 15%. Windows that consist of one tf.while or a
-few (tuned fit, Orbit, ddl, the floor) are longer, so that the cost of a call weighs as little as in
-a long training. Windows end before the data do, so that no epoch begins in a window. On one device
-the peers use no strategy, which is their fastest option. On several devices they use the default
-MirroredStrategy, and `fit` runs one step per execution, since Keras 3.15 fails with more there.
+The networks are those of two tutorials, the MLP 784-128-dropout 0.2-10 and the CNN 3×3×32, 3×3×64,
+maxpool, dropout 0.25, dense 128, dropout 0.5, dense 10, and `ddl.models.gpt` with two blocks, 128
+wide, on 64 tokens out of 256. They train with Adam in float32 on examples in memory. The
+alternatives are Keras's `fit` as the tutorials call it; `fit` with many steps per execution; the
+loop of TensorFlow's tutorial on custom training, with a tf.function for each step; and Orbit's
+StandardTrainer, whose loop is a tf.while. The floor is the bare step in a tf.while on one constant
+batch, with TensorFlow's fused Adam and without metrics. The floor that reads is the same step on
+rows that it gathers in a random order, as ddl does. On several devices `fit` runs one step per
+execution, since Keras 3.15 fails with more there. The GPT also runs
+with XLA, and the faster tuned fit counts; ddl leaves XLA out on CPUs unless it is asked for.
 """
 
-import dataclasses
-from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
-from benchmarks import command
-from benchmarks.repeats import interleaved, over_processes, rotated
-from benchmarks.report import Bar, Plot, Report, Series, Spread, Table
-from benchmarks.turns import Contender, Failed
+from benchmarks import harness
+from benchmarks.contenders import Case
+from benchmarks.harness import Contender, Options, Report, Table, Target, spread
 
-FIT = "Keras fit"
-TUNED = "Keras fit, tuned"
-TUTORIAL = "tutorial's loop"
-ORBIT = "Orbit"
-ORBIT_FUSED = "Orbit, ddl's Adam"
-DDL = "ddl"
-FLOOR = "floor"
-READING_FLOOR = "floor that reads"
-_FLOORS = (FLOOR, READING_FLOOR)
+DDL, FLOOR, READING = "ddl", "floor", "floor that reads"
+FIT, TUNED, TUTORIAL, ORBIT = OTHERS = ("Keras fit", "Keras fit, tuned", "tutorial's loop", "Orbit")
 FUNCTIONS = {
-    FIT: "fit",
-    f"{TUNED} (slices)": "fit_tuned_slices",
-    f"{TUNED} (gather)": "fit_tuned_gather",
-    TUTORIAL: "tutorial_loop",
-    ORBIT: "orbit",
-    ORBIT_FUSED: "orbit_fused",
-    DDL: "ddl_trainer",
+    FIT: "by_fit",
+    TUNED: "by_tuned_fit",
+    TUTORIAL: "by_tutorial",
+    ORBIT: "by_orbit",
+    DDL: "by_ddl",
     FLOOR: "floor",
-    READING_FLOOR: "reading_floor",
+    READING: "reading_floor",
 }
+COMPILED = {f"{TUNED}, XLA": "by_compiled_fit", f"{DDL}, XLA": "by_ddl_compiled"}
+
+_MIRRORED = {FIT: 3.0, TUTORIAL: 1.5, ORBIT: 1.5}
+CASES = {
+    Case("MLP", 25, 200, 5): {FIT: 4.0, TUNED: 1.5, ORBIT: 1.5, FLOOR: 1.1},
+    Case("MLP", 256, 28, 8): {},
+    Case("MLP", 512, 11, 20): {FLOOR: 1.05},
+    Case("CNN", 256, 5): {FLOOR: 1.05},
+    Case("GPT", 32, 10, examples=640): {FIT: 1.0, TUNED: 1.0, ORBIT: 1.0, FLOOR: 1.05},
+    Case("MLP", 64, 90, 6, replicas=2): _MIRRORED,
+    Case("CNN", 256, 5, replicas=2): {},
+    Case("MLP", 64, 90, 4, replicas=4): _MIRRORED,
+}
+"""Cases, with the least speed relative to another, or the largest time relative to the floor."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A network, its devices and the length of a window.
-
-    Attributes:
-      model: "MLP" or "CNN".
-      batch: Global batch size.
-      replicas: 1 for one device; more are mirrored on as many virtual CPUs.
-      steps: Updates in a window.
-      rounds: Windows of each process.
-      targets: The least speed relative to a peer, or the largest time relative to the floor.
-      longer: Factor on `steps` for windows that consist of one tf.while or a few.
-    """
-
-    model: str
-    batch: int
-    replicas: int
-    steps: int
-    rounds: int
-    targets: tuple[tuple[str, float], ...]
-    longer: int = 1
-
-    @property
-    def processes(self) -> int:
-        """Fresh processes of each contender; more where there is a target."""
-        return 5 if self.targets else 3
-
-    def __str__(self) -> str:
-        where = "one device" if self.replicas == 1 else f"mirrored on {self.replicas}"
-        return f"{self.model} {self.batch}, {where}"
-
-
-_MIRRORED = ((FIT, 3.0), (TUTORIAL, 1.5), (ORBIT, 1.5))
-CASES = (
-    Case("MLP", 25, 1, 200, 3, ((FIT, 4.0), (TUNED, 1.5), (ORBIT, 1.5), (FLOOR, 1.10)), longer=5),
-    Case("MLP", 256, 1, 28, 3, (), longer=8),
-    Case("MLP", 512, 1, 11, 3, ((FLOOR, 1.05),), longer=20),
-    Case("CNN", 256, 1, 5, 3, ((FLOOR, 1.05),)),
-    Case("MLP", 64, 2, 90, 3, _MIRRORED, longer=6),
-    Case("MLP", 256, 2, 37, 3, (), longer=4),
-    Case("CNN", 256, 2, 5, 3, ()),
-    Case("MLP", 64, 4, 90, 3, _MIRRORED, longer=4),
-    Case("MLP", 256, 4, 37, 3, (), longer=4),
-    Case("CNN", 256, 4, 5, 3, ()),
-)
-
-
-@dataclasses.dataclass
-class Found:
-    """Milliseconds per step of each contender, one figure a process, and the failures."""
-
-    times: dict[str, np.ndarray]
-    failures: dict[str, str]
-
-
-def measure(quick: bool) -> Iterator[Report]:
-    """Measures one case after the other; yields what is measured so far."""
-    found: dict[Case, Found] = {}
-    for case in CASES:
-        if quick:
-            case = dataclasses.replace(case, rounds=2, steps=5, targets=())
-        found[case] = run_case(case, 1 if quick else case.processes)
-        yield reported(found)
-
-
-def reported(found: dict[Case, Found]) -> Report:
-    """Returns the report of the cases that were measured."""
-    return Report(
-        [ratios(found), milliseconds(found)],
-        [bar for case, result in found.items() for bar in bars(case, result)],
-        [plot(found)],
-        [
-            f"{name}, {case}: {text}"
-            for case, result in found.items()
-            for name, text in result.failures.items()
-        ],
-    )
-
-
-def run_case(case: Case, processes: int) -> Found:
-    """Runs a case with several fresh processes of each contender."""
-    found = [run_once(case, number) for number in range(processes)]
-    failures = {name: text for each in found for name, text in each.failures.items()}
-    times = {
-        name: np.array([np.median(each.times[name]) for each in found])
-        for name in found[0].times
-        if name not in failures
+def contenders(case: Case) -> dict[str, Contender]:
+    """Returns the contenders of a case."""
+    functions = FUNCTIONS | (COMPILED if case.network == "GPT" else {})
+    return {
+        name: Contender(f"benchmarks.contenders:{function}", case)
+        for name, function in functions.items()
+        if case.replicas == 1 or name not in (FLOOR, READING)
     }
-    medians = ", ".join(f"{name} {np.median(values):.3g}" for name, values in times.items())
-    print(f"{case}, ms per step: {medians}", flush=True)
-    tuned = {name: values for name, values in times.items() if name.startswith(TUNED)}
-    if tuned:
-        best = min(tuned, key=lambda name: float(np.median(tuned[name])))
-        times[TUNED] = times[best]
-    return Found(times, failures)
 
 
-def run_once(case: Case, number: int) -> Found:
-    """Runs a case with one fresh process of each contender; another one begins each time."""
-    contenders = {
-        name: Contender(f"benchmarks.contenders:{function}", [case], {})
-        for name, function in rotated(FUNCTIONS, number * case.rounds).items()
-        if name not in _FLOORS or case.replicas == 1
-    }
-    try:
-        return by_turns(case, contenders)
-    finally:
-        for contender in contenders.values():
-            contender.close()
+def ratio(times: dict[str, np.ndarray], name: str) -> Any:
+    """Returns ddl's speed / another's, the faster with or without XLA; ddl's time / a floor's."""
+    if name not in times or DDL not in times:
+        return "–"
+    if name in (FLOOR, READING):
+        return spread(times[DDL] / times[name])
+    kinds = [times[kind] for kind in (name, f"{name}, XLA") if kind in times]
+    return spread(min(kinds, key=np.median) / times[DDL])
 
 
-def by_turns(case: Case, contenders: dict[str, Contender]) -> Found:
-    """Lets all contenders build and trace at once, then warm up and compute one at a time."""
-    failures: dict[str, str] = {}
-    for contender in contenders.values():
-        contender.start_window()
-    for name, contender in contenders.items():
-        try:
-            contender.end_window()
-            contender.window()
-        except Failed as failure:
-            failures[name] = str(failure)
-    going = {name: c.window for name, c in contenders.items() if name not in failures}
-    times = interleaved(going, case.rounds)
-    return Found({name: values / case.steps * 1e3 for name, values in times.items()}, failures)
-
-
-def ratio(result: Found, name: str) -> Spread | None:
-    """Returns ddl's speed relative to a peer's, or ddl's time relative to a floor's.
-
-    Each process of ddl is compared with the process of the peer that ran beside it.
-    """
-    if name not in result.times or DDL not in result.times:
-        return None
-    ratios = result.times[name] / result.times[DDL]
-    return over_processes(1 / ratios if name in _FLOORS else ratios, is_ratio=True)
-
-
-def bars(case: Case, result: Found) -> list[Bar]:
-    """Returns the targets of a case whose contenders have both run."""
+def targets_of(case: Case, times: dict[str, np.ndarray]) -> list[Target]:
+    """Returns the targets of a case whose contenders have run."""
     found = []
-    for name, limit in case.targets:
-        if (value := ratio(result, name)) is not None:
-            what = "ddl's time / the floor's" if name == FLOOR else f"ddl's speed / {name}'s"
-            kind = "at most" if name == FLOOR else "at least"
-            found.append(Bar(f"{case}: {what}", value, limit, kind))
+    for name, limit in CASES[case].items():
+        value = ratio(times, name)
+        if name == FLOOR and value != "–":
+            found.append(Target(f"{case}: ddl's time / the floor's", value, limit, "at most"))
+        elif value != "–":
+            found.append(Target(f"{case}: ddl's speed / that of {name}", value, limit))
     return found
 
 
-_PEERS = (FIT, TUNED, TUTORIAL, ORBIT, ORBIT_FUSED)
-
-
-def ratios(found: dict[Case, Found]) -> Table:
-    """Builds the table of ddl's speed relative to each peer's."""
-    rows = [
-        [str(case), *(ratio(result, name) or "–" for name in (*_PEERS, *_FLOORS))]
-        for case, result in found.items()
+def measure(options: Options) -> Report:
+    """Measures one case after the other."""
+    found, targets, notes = {}, [], []
+    for case in options.chosen(CASES):
+        processes, rounds = (1, 1) if options.quick else (3, 3)
+        found[case], failed = harness.compare(contenders(case), processes, rounds)
+        notes += [f"{case}, {why}." for why in failed]
+        targets += targets_of(case, found[case])
+        print(case, {name: f"{1e3 * np.median(t):.3g} ms" for name, t in found[case].items()})
+    compared = (*OTHERS, FLOOR, READING)
+    ratios = [
+        [str(case), *(ratio(times, name) for name in compared)] for case, times in found.items()
     ]
-    columns = ["", *(f"speed / {n}" for n in _PEERS), *(f"time / {n}" for n in _FLOORS)]
-    return Table(
-        "ddl's speed relative to the others; its time relative to the floors", columns, rows
-    )
-
-
-def milliseconds(found: dict[Case, Found]) -> Table:
-    """Builds the table of each contender's milliseconds per step."""
-    rows = [
-        [name, *(over_processes(r.times[name]) if name in r.times else "–" for r in found.values())]
-        for name in FUNCTIONS
+    times = [
+        [name, *(spread(t[name], 1e3) if name in t else "–" for t in found.values())]
+        for name in FUNCTIONS | COMPILED
     ]
-    return Table("Milliseconds per step", ["", *map(str, found)], rows)
-
-
-def plot(found: dict[Case, Found]) -> Plot:
-    """Plots the ratios as bars."""
-    series = []
-    for name in _PEERS:
-        values = [(str(c), v) for c, r in found.items() if (v := ratio(r, name)) is not None]
-        series.append(
-            Series(name, [x.replace(", ", ",\n") for x, _ in values], [v for _, v in values])
-        )
-    return Plot("ddl's speed", "", "times as fast as", series, level=1.0)
+    title = "ddl's speed / the others'; its time / the floors'"
+    tables = [Table(title, ["", *compared], ratios)]
+    tables += [Table("Milliseconds per update", ["", *map(str, found)], times)]
+    return Report(tables, targets, notes)
 
 
 if __name__ == "__main__":
-    command.main(measure)
+    harness.main(measure)

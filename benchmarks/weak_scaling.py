@@ -1,231 +1,162 @@
-"""Weak scaling of two workers: python -m benchmarks.weak_scaling.
+"""Weak scaling of two workers, and a model of a larger cluster: python -m benchmarks.weak_scaling.
 
 Two processes, pinned to a core each, train together with a fixed batch per worker, on the network
 of the third tutorial and the MLP of the second. The limit without communication is the speed of two
-concurrent independent runs of ddl on the same cores, which share caches and memory as workers do.
-All processes stay alive, and one contender at a time runs a window of updates. A scaling of 91%
-means that an update takes 1 / 0.91 of the time of the independent runs.
+concurrent independent runs of ddl on the same cores, which share caches and memory as workers do. A
+scaling of 91% means that an update takes 1 / 0.91 of the time of the independent runs. The
+TensorFlow contender is the loop of its tutorial, with a tf.function for each step on
+MultiWorkerMirroredStrategy.
 
-ddl runs with its defaults. The TensorFlow contender is the loop of its tutorial, with a tf.function
-for each step on MultiWorkerMirroredStrategy. The extra time of an update over the independent runs
-is split into processor time, which is sending, receiving and adding, and the rest, in which one
-worker waits for the other.
-
-Horovod 0.28.1 does not build on this TensorFlow and is left out.
+The model computes the time of a step from compute, bytes, latency and bandwidth. A message of n
+bytes takes latency + n / bandwidth. Within a machine of 8 devices an all-reduce is a ring; between
+machines halving and doubling (Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective
+Communication Operations in MPICH"). A share of it is hidden behind the backward pass, from none to
+all that fits. Compute is published: by the third tutorial on one GPU, and by Goyal et al. 2017,
+"Accurate, Large Minibatch SGD", for ResNet-50 with 32 images a GPU. Bandwidths come from
+specifications: two thirds of PCIe 3.0 x16 for the tutorial, whose links are not named, a link of a
+P100 and 50 Gbit/s Ethernet for ResNet-50. Latencies are assumed. ddl has not been measured on
+several GPUs. The model leaves out stragglers and jitter, which grow with the number of machines;
+congestion; processors that compute and communicate at once; input; and whether so large a global
+batch still trains well. These explain published figures below its range.
 """
 
-import functools
-import time
-from collections.abc import Callable
+import dataclasses
+import json
+import math
+import os
 from typing import Any, NamedTuple
 
-import numpy as np
+from benchmarks import harness
+from benchmarks.contenders import Case
+from benchmarks.harness import Cell, Contender, Options, Report, Table, Target, spread
+from ddl.launcher.tasks import free_ports
 
-from benchmarks import command, networks, repeats
-from benchmarks.pinned_workers import WORKERS, PinnedWorkers, pin, strategy_of_process
-from benchmarks.repeats import spread
-from benchmarks.report import Bar, Plot, Report, Series, Table
-from benchmarks.turns import Turns
-
-EXAMPLES = 8192
-
-
-class Case(NamedTuple):
-    """A network and batch per worker, the updates in a window, and the target scaling."""
-
-    network: str
-    batch: int
-    steps: int
-    bar: float
-
-    @property
-    def name(self) -> str:
-        """Name in the table."""
-        return f"{self.network}, {self.batch:,} per worker"
-
-
-CASES = (
-    Case("CNN", 512, 3, 0.91),
-    Case("CNN", 256, 6, 0.85),
-    Case("CNN", 64, 20, 0.72),
-    Case("MLP", 1024, 120, 0.60),
-)
+WORKERS = 2
 ALONE, DDL, TENSORFLOW = "independent", "ddl", "TensorFlow"
-_ENTRIES = {ALONE: "alone", DDL: "together", TENSORFLOW: "tutorial"}
 
 
-# ------------------------------------------------------------ in a worker's process
+# ------------------------------------------------------------ two workers
 
 
-def alone(case: Case, turns: Turns) -> None:
-    """Trains as an independent run."""
-    take(turns, case.steps, ddl_window(case, strategy_of_process()))
+CASES = {
+    "CNN, 512 per worker": (Case("CNN", 512, 3, examples=8192), 0.91),
+    "CNN, 256 per worker": (Case("CNN", 256, 6, examples=8192), 0.85),
+    "CNN, 64 per worker": (Case("CNN", 64, 20, examples=8192), 0.72),
+    "MLP, 1,024 per worker": (Case("MLP", 1024, 120, examples=8192), 0.60),
+}
+"""Cases with the batch of a worker, and the least scaling."""
 
 
-def together(case: Case, turns: Turns) -> None:
-    """Trains as a worker of ddl."""
-    take(turns, case.steps, ddl_window(case, strategy_of_process()))
+def contender(name: str, case: Case) -> Contender:
+    """Returns two processes, pinned to a core each: a cluster, or independent ones."""
+    cores = sorted(os.sched_getaffinity(0))
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(WORKERS)]}
+    environments = []
+    for index in range(WORKERS):
+        config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
+        core = {"CORE": str(cores[index % len(cores)]), "CUDA_VISIBLE_DEVICES": ""}
+        environments.append(core if name == ALONE else core | {"TF_CONFIG": config})
+    function = "by_tutorial" if name == TENSORFLOW else "by_ddl"
+    if name != ALONE:
+        case = dataclasses.replace(case, batch=case.batch * WORKERS, workers=WORKERS)
+    return Contender(f"benchmarks.contenders:{function}", case, environments)
 
 
-def tutorial(case: Case, turns: Turns) -> None:
-    """Trains as a worker of TensorFlow's tutorial."""
-    take(turns, case.steps, tutorial_window(case))
+# ------------------------------------------------------------ the model of a cluster
 
 
-def take(turns: Turns, steps: int, window: Callable[[int], object]) -> None:
-    """Reports the milliseconds of an update, and its milliseconds of processor time."""
-    window(2)  # traces
-    while turns.wait():
-        start, used = time.perf_counter(), time.process_time()
-        window(steps)
-        times = (time.perf_counter() - start, time.process_time() - used)
-        turns.report(tuple(1e3 * seconds / steps for seconds in times))
+class Link(NamedTuple):
+    """A link: seconds for an empty message, and bytes per second in each direction."""
+
+    latency: float
+    bandwidth: float
 
 
-@functools.cache
-def arrays() -> tuple[np.ndarray, np.ndarray]:
-    """Returns images of 28 × 28, and labels."""
-    from ddl.data import images
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """Machines of 8 devices, and the work of each device in a step.
 
-    return images(
-        "synthetic", "train", image_shape=(28, 28, 1), num_classes=10, num_examples=EXAMPLES
-    )
+    Attributes:
+      inside: Link between the devices of a machine.
+      between: Link of each machine to the others.
+      compute: Seconds of a step without communication.
+      gradient_bytes: Bytes of all gradients.
+      backward_share: Share of `compute` that can hide communication.
+    """
 
+    inside: Link
+    between: Link
+    compute: float
+    gradient_bytes: float
+    backward_share: float = 2 / 3
 
-def network_and_optimizer(case: Case) -> tuple[Any, Any]:
-    """Builds the network and the optimizer. Call it in the scope of a strategy."""
-    import keras
+    def all_reduce(self, replicas: int) -> float:
+        """Returns the seconds of an all-reduce; `replicas` is at most 8, or 8 times a number."""
+        devices = min(replicas, 8)
+        link, size, machines = self.inside, self.gradient_bytes, replicas // devices
+        ring = 2 * (devices - 1) * (link.latency + size / devices / link.bandwidth)
+        rounds = 2 * math.ceil(math.log2(machines)) * self.between.latency
+        return ring + rounds + 2 * (machines - 1) / machines * size / self.between.bandwidth
 
-    keras.utils.set_random_seed(0)
-    model = networks.cnn() if case.network == "CNN" else networks.mlp()
-    return model, keras.optimizers.Adam()
+    def step_time(self, replicas: int, overlap: float) -> float:
+        """Returns the seconds of a step that hides a share of its communication, if it fits."""
+        communication = self.all_reduce(replicas)
+        hidden = min(overlap * communication, self.backward_share * self.compute)
+        return self.compute + communication - hidden
 
-
-def ddl_window(case: Case, strategy: Any) -> Callable[[int], object]:
-    """Returns a function that makes a given number of updates of a trainer."""
-    import ddl
-
-    with strategy.scope():
-        model, optimizer = network_and_optimizer(case)
-        trainer = ddl.Trainer(
-            ddl.Classification(model),
-            optimizer,
-            arrays(),
-            global_batch_size=case.batch * strategy.num_replicas_in_sync,
-            steps_per_loop=1_000_000,
-        )
-    return trainer.train
-
-
-def tutorial_window(case: Case) -> Callable[[int], object]:
-    """Returns a function that makes a given number of calls of a distributed step."""
-    pin()
-    import keras
-    import tensorflow as tf
-
-    strategy = _tensorflow_strategy()
-    batch = case.batch * WORKERS
-    with strategy.scope():
-        model, _ = network_and_optimizer(case)
-        optimizer = keras.optimizers.Adam()
-        optimizer.build(model.trainable_variables)
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-    dataset = tf.data.Dataset.from_tensor_slices(arrays()).shuffle(EXAMPLES).repeat()
-    dataset = dataset.batch(batch, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
-    iterator = iter(strategy.experimental_distribute_dataset(dataset.with_options(options)))
-
-    def replica_step(inputs: Any) -> tf.Tensor:
-        images, labels = inputs
-        with tf.GradientTape() as tape:
-            logits = model(images, training=True)
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-            loss = tf.reduce_sum(losses) / batch
-        variables = model.trainable_variables
-        optimizer.apply(tape.gradient(loss, [v.value for v in variables]), variables)
-        return loss
-
-    @tf.function(autograph=False)
-    def step() -> tf.Tensor:
-        losses = strategy.run(replica_step, args=(next(iterator),))
-        return strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
-
-    def window(steps: int) -> None:
-        for _ in range(steps):
-            loss = step()
-        loss.numpy()
-
-    return window
+    def efficiency(self, replicas: int, overlap: float, base: int = 1) -> float:
+        """Returns the speed per replica relative to `base` replicas."""
+        return self.step_time(base, overlap) / self.step_time(replicas, overlap)
 
 
-@functools.cache
-def _tensorflow_strategy() -> Any:
-    import tensorflow as tf
-
-    return tf.distribute.MultiWorkerMirroredStrategy()
-
-
-# ------------------------------------------------------------ in the benchmark's process
-
-
-def slower(workers: PinnedWorkers) -> tuple[float, ...]:
-    """Returns the larger milliseconds per update, and the larger processor milliseconds."""
-    return tuple(max(values) for values in zip(*workers.windows(), strict=True))
+_PCIE, _NVLINK = Link(20e-6, 10e9), Link(20e-6, 20e9)
+_ETHERNET = Link(50e-6, 50e9 / 8)
+CNN = Cluster(_PCIE, _ETHERNET, 2048 / 66_176, 4 * 1_199_882)
+"""66,176 images a second on one GPU, as the tutorial measured, and 2,048 images per replica."""
+RESNET = Cluster(
+    _NVLINK, _ETHERNET, 256 * 29 * 3600 / (90 * 1_281_167), 4 * 25_557_032, 0.120 / 0.232
+)
+"""90 epochs of ImageNet in 29 hours on 8 GPUs; the backward pass takes 0.120 of 0.232 s."""
+PUBLISHED: dict[tuple[str, int], float] = {("CNN", 8): 7.36 / 8, ("ResNet-50", 256): 0.90}
+"""Efficiencies: Horovod's by the tutorial, from 1 GPU; and by Goyal et al., from 8 GPUs."""
 
 
-def measure(quick: bool = False) -> Report:
-    """Measures all cases."""
-    cases = [case._replace(steps=2) for case in CASES[2:]] if quick else list(CASES)
-    rounds = 1 if quick else 5
-    groups = {}
-    try:
-        for name in _ENTRIES:
-            entry = f"benchmarks.weak_scaling:{_ENTRIES[name]}"
-            groups[name] = PinnedWorkers(entry, cases, alone=name == ALONE)
-        found = {}
-        for case in cases:
-            windows = {name: lambda group=group: slower(group) for name, group in groups.items()}
-            repeats.interleaved(windows, 1)  # the first window of each may still allocate memory
-            found[case] = repeats.interleaved(windows, rounds)
-            for group in groups.values():
-                group.next_case()
-    finally:
-        for group in groups.values():
-            group.close()
-    return as_report(found)
+def computed() -> Table:
+    """Computes efficiencies of clusters, beside those that were published."""
+    rows: list[list[Cell]] = []
+    for name, cluster, base in (("CNN", CNN, 1), ("ResNet-50", RESNET, 8)):
+        for replicas in (8, 64, 256, 512):
+            if replicas > base:
+                ends = [100 * cluster.efficiency(replicas, share, base) for share in (0.0, 1.0)]
+                known = PUBLISHED.get((name, replicas))
+                published = "–" if known is None else 100 * known
+                rows.append([f"{name}, {replicas} GPUs / {base}", *ends, published])
+    columns = ["efficiency, %", "no overlap", "full overlap", "published"]
+    return Table("Larger clusters: computed, not measured", columns, rows)
 
 
-def as_report(found: dict[Case, dict[str, np.ndarray]]) -> Report:
-    """Builds the report from (milliseconds, processor milliseconds), [rounds, 2] each."""
-    times, losses, bars, series = [], [], [], []
-    for case, of_case in found.items():
-        limit = of_case[ALONE]
-        for name, values in of_case.items():
-            scaling = spread(limit[:, 0] / values[:, 0])
-            times.append([f"{case.name}: {name}", scaling, spread(values[:, 0])])
-            if name != ALONE:
-                more = np.median(values - limit, axis=0)
-                losses.append([f"{case.name}: {name}", *map(float, (more[0], more[1]))])
-        own = of_case[DDL][:, 0]
-        bars.append(Bar(f"{case.name}: scaling of ddl", spread(limit[:, 0] / own), case.bar))
-        faster = spread(of_case[TENSORFLOW][:, 0] / own)
-        bars.append(Bar(f"{case.name}: TensorFlow's time / ddl's", faster, 1.0))
-    for name in _ENTRIES:
-        scalings = [spread(c[ALONE][:, 0] / c[name][:, 0]) for c in found.values()]
-        series.append(Series(name, [case.name for case in found], scalings))
-    return Report(
-        [
-            Table("Scaling", ["", "fraction of the limit", "ms per update"], times),
-            Table(
-                "Extra time compared with independent runs",
-                ["", "ms", "ms of processor time"],
-                losses,
-            ),
-        ],
-        bars,
-        [Plot("Two workers", "", "scaling", series, level=1.0)],
-    )
+def measure(options: Options) -> Report:
+    """Measures all cases, and computes larger clusters."""
+    rows, targets, notes = [], [], []
+    for name in options.chosen(CASES):
+        case, limit = CASES[name]
+        kinds = {kind: contender(kind, case) for kind in (ALONE, DDL, TENSORFLOW)}
+        times, failed = harness.compare(kinds, *((1, 1) if options.quick else (3, 5)))
+        notes += [f"{name}, {why}." for why in failed]
+        scaling: list[Any] = [
+            spread(times[ALONE] / times[kind]) if {ALONE, kind} <= times.keys() else "–"
+            for kind in (DDL, TENSORFLOW)
+        ]
+        milliseconds = [spread(times[k], 1e3) if k in times else "–" for k in kinds]
+        rows.append([name, *scaling, *milliseconds])
+        if scaling[0] != "–":
+            targets.append(Target(f"{name}: scaling of ddl", scaling[0], limit))
+        if {DDL, TENSORFLOW} <= times.keys():
+            faster = spread(times[TENSORFLOW] / times[DDL])
+            targets.append(Target(f"{name}: TensorFlow's time / ddl's", faster, 1.0))
+    columns = ["", DDL, TENSORFLOW, *(f"ms, {kind}" for kind in (ALONE, DDL, TENSORFLOW))]
+    return Report([Table("Scaling of two workers", columns, rows), computed()], targets, notes)
 
 
 if __name__ == "__main__":
-    command.main(measure)
+    harness.main(measure)

@@ -109,8 +109,7 @@ def placing_of(call: Callable[[Any], Any], features: Mapping[str, tf.Tensor]) ->
         traced.get_concrete_function(
             {name: tf.TensorSpec([rows, *shape], dtype) for name, (shape, dtype) in specs.items()}
         )
-    of_few, of_more = found
-    return placing(of_few, of_more, *PROBED)
+    return placing(found[0], found[1], *PROBED)
 
 
 def _called(probe: Microbatch, call: Callable[[Any], Any], features: Any) -> None:

@@ -22,9 +22,7 @@ class WganGp:
         self.generator = keras.Sequential(
             [
                 keras.Input((LATENT,)),
-                dense(128, "relu"),
-                dense(128, "relu"),
-                dense(64, "sigmoid"),
+                *[dense(128, "relu"), dense(128, "relu"), dense(64, "sigmoid")],
                 layers.Reshape((8, 8, 1)),
             ],
             name="generator",
@@ -52,14 +50,13 @@ class WganGp:
     def criticizes(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
         """The critic's loss; the distance between real and fake images; the critic's slope."""
         real = tf.cast(features["image"], keras.config.floatx()) / 16
-        fake = self.fakes(features["image"].shape[0], training)
+        fake = self.fakes(real.shape[0], training)
         share = ddl.random.uniform(self, (real.shape[0], 1, 1, 1))
         mixed = real + tf.cast(share, real.dtype) * (fake - real)
         with tf.GradientTape() as tape:
             tape.watch(mixed)
             score = self.score(mixed, training)
-        # One per image: each score depends on one image.
-        gradient = tf.convert_to_tensor(tape.gradient(score, mixed))
+        gradient = tf.convert_to_tensor(tape.gradient(score, mixed))  # each score has one image
         slope = tf.sqrt(tf.reduce_sum(tf.square(gradient), PIXELS) + 1e-12)
         distance = self.score(real, training) - self.score(fake, training)
         loss = self.penalty * tf.square(slope - 1) - distance

@@ -1,11 +1,9 @@
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 
 import ddl
 from ddl.checkpoints.checkpoints import Checkpoints
-from ddl.errors import ConfigError
 from ddl.microbatch import current
 from tests.conftest import make_strategy, microbatch, save
 from tests.training.test_trainer import DATA
@@ -28,31 +26,6 @@ def test_what_is_recomputed_for_the_backward_pass_draws_the_same():
     # y = (2·mask)², so its gradient is 8·mask: another mask would not fit.
     np.testing.assert_array_equal(gradient, 2 * y)
     assert {0.0, 4.0} == set(y.numpy().ravel())
-
-
-class Compiled:
-    """A task that compiles itself."""
-
-    def __init__(self):
-        layers = [keras.layers.Flatten(), keras.layers.Dropout(0.5), keras.layers.Dense(2)]
-        self.model = keras.Sequential([keras.Input((6, 6, 1)), *layers])
-
-    @tf.function(autograph=False)
-    def per_example(self, features, training):
-        logits = tf.cast(self.model(features["image"], training=training), tf.float32)
-        loss = tf.nn.sparse_softmax_cross_entropy_with_logits(features["label"], logits)
-        return ddl.PerExample(loss)
-
-
-def test_a_trace_of_an_earlier_trainer_is_explained():
-    task = Compiled()
-    for error in (None, ConfigError):
-        trainer = ddl.Trainer(task, keras.optimizers.SGD(1e-3), DATA, global_batch_size=32)
-        if error is None:
-            trainer.train(2)
-        else:
-            with pytest.raises(error, match="Create a new task and model"):
-                trainer.train(2)
 
 
 class Asking:

@@ -31,11 +31,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "data": {"distribution"} | GROUND,
     "step": {"data", "layers", "metrics", "optimizers", "tasks", "distribution"} | GROUND,
     "training": {"step", "distribution"} | _LEARNING | GROUND,
-    "callbacks": {"training", "distribution"} | _LEARNING | GROUND,
     "checkpoints": {"training", "step", "distribution"} | _LEARNING | GROUND,
-    "run": {"callbacks", "checkpoints", "training", "step", "distribution", "config"}
-    | _LEARNING
-    | GROUND,
+    "run": {"checkpoints", "training", "step", "distribution", "config"} | _LEARNING | GROUND,
+    "callbacks": {"run"},
     "checking": {"run", "training", "distribution", "config"} | _LEARNING | GROUND,
     "cli": {"run", "training", "config", "distribution"} | GROUND,
     "launcher": {"errors", "choices", "output"},

@@ -7,7 +7,7 @@ import itertools
 import traceback
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -52,7 +52,7 @@ def stream(data: Any, *, batched: bool | None = None) -> "Stream":
         - a function that returns a `tf.data.Dataset` or an iterable, such as a generator function,
           without arguments or with the argument `epoch`, the number of the pass from 0 on. It is
           called in Python for each pass, and some times more at the start;
-        - a `keras.utils.PyDataset`, whose batches are read in order by one thread;
+        - a `keras.utils.PyDataset`, whose batches are read by as many threads as it has `workers`;
           `on_epoch_begin` and `on_epoch_end` are called once for each pass. Where epochs are
           asked for, one pass is read to count its examples.
       batched: Whether elements are batches. None: those that an operation of tf.data has batched,
@@ -321,7 +321,9 @@ class Stream:
         """Returns the user's data set of a pass; of an iterable, a data set of batches."""
         with self._data_errors():
             made = self._data(number) if self.runs_python else self._data
-            if not isinstance(made, tf.data.Dataset):
+            if isinstance(made, _Batches):
+                made = self._from_batches(made)
+            elif not isinstance(made, tf.data.Dataset):
                 made = self._from_iterable(made)
             if self._first is not None and made.element_spec != self._first.element_spec:
                 raise DataError(
@@ -331,7 +333,9 @@ class Stream:
             return made
 
     def _from_iterable(self, iterable: Any) -> tf.data.Dataset:
-        elements = itertools.starmap(self._checked, enumerate(iterable))
+        checked = itertools.starmap(self._checked, enumerate(iterable))
+        # Copies: a generator may fill its arrays anew.
+        elements = ({n: np.array(x) for n, x in one.items()} for one in checked)
         if self._first is None and next(elements, None) is None:
             raise DataError(f"{self.name} must have at least 1 example, got 0. Correct it.")
         self._is_batched = True
@@ -342,6 +346,31 @@ class Stream:
         dataset._ddl_reader = batches
         return dataset
 
+    def _from_batches(self, batches: "_Batches") -> tf.data.Dataset:
+        """Returns a data set that reads batches by their numbers, by the PyDataset's workers."""
+
+        def read(number: np.ndarray) -> list[np.ndarray]:
+            with self._data_errors():
+                batch = self._checked(int(number), batches.data[int(number)])
+                return [batch[name] for name in self.element_spec]
+
+        if self._first is None:
+            self._checked(0, batches.data[0])
+        spec, weak = dict(self.element_spec), weakref.ref(read)  # as in `_passes`
+
+        @tf.autograph.experimental.do_not_convert
+        def read_batch(number: tf.Tensor) -> dict[str, tf.Tensor]:
+            dtypes = [one.dtype for one in spec.values()]
+            columns = tf.numpy_function(lambda n: weak()(n), [number], dtypes)  # type: ignore[misc]
+            pairs = zip(columns, spec.items(), strict=True)
+            return {name: tf.ensure_shape(x, [None, *one.shape]) for x, (name, one) in pairs}
+
+        numbers = tf.data.Dataset.range(batches.number)
+        workers = max(1, batches.data.workers)
+        made = numbers.map(read_batch, num_parallel_calls=workers, deterministic=True)
+        made._ddl_reader = read
+        return made
+
     def _batches(self, elements: Iterator[dict[str, np.ndarray]]) -> Iterator[dict[str, Any]]:
         with self._data_errors():
             if self._yields_batches:
@@ -351,11 +380,8 @@ class Stream:
 
     def _checked(self, number: int, element: Any) -> dict[str, np.ndarray]:
         where = f"Element {number:,} of {self.name}"
-        # Copies: a generator may fill its arrays anew.
         named = features.named(element, where, int(self._yields_batches))
-        example = {
-            name: np.array(features.array_of(one, name, where)) for name, one in named.items()
-        }
+        example = {name: features.array_of(one, name, where) for name, one in named.items()}
         form = tuple((name, one.dtype, one.shape) for name, one in example.items())
         if form not in self._forms or any(one.dtype == object for one in example.values()):
             spec = _example_spec(features.spec_of(example), self._yields_batches, where)
@@ -376,20 +402,29 @@ class Stream:
             raise self.error from None
 
 
+class _Batches(NamedTuple):
+    """The batches of a PyDataset in an epoch."""
+
+    data: keras.utils.PyDataset
+    number: int
+
+
 class _Epochs:
     """The batches of a PyDataset in an epoch, which its hooks have to reach first."""
 
     def __init__(self, data: keras.utils.PyDataset):
         self._data, self._begun = data, 0
 
-    def __call__(self, epoch: int) -> Iterator[Any]:
+    def __call__(self, epoch: int) -> Iterator[Any] | _Batches:
         while self._begun <= epoch:
             if self._begun:
                 self._data.on_epoch_end()
             self._data.on_epoch_begin()
             self._begun += 1
         count = self._data.num_batches
-        return map(self._data.__getitem__, itertools.count() if count is None else range(count))
+        if count is None:
+            return map(self._data.__getitem__, itertools.count())
+        return _Batches(self._data, count)
 
 
 def _rows_of(batch: Any) -> tf.Tensor:

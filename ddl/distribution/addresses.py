@@ -98,7 +98,7 @@ def close_to_other_machines(cluster: Mapping[str, Sequence[str]], own: str) -> N
     except (OSError, AttributeError) as error:  # no /proc, or no such option
         say(
             f"Other machines can connect to port {port}, which could not be bound to the loopback "
-            f"device: {error}. Close the port in the firewall; see docs/trust.md."
+            f"device: {error}. Close the port in the firewall; see docs/clusters.md, Trust."
         )
 
 

@@ -47,7 +47,7 @@ class OfAllOutputs:
           names: Names of the figures.
           features: Names of the features that the function reads; "weight" are the weights of the
             examples, if the data have any. None: all features.
-          max_bytes: Largest size of outputs and features, checked before they are computed.
+          max_bytes: Largest size of outputs and features; an error if they need more.
 
         Raises:
           ConfigError: If the names are no list, or one is reserved.

@@ -73,18 +73,13 @@ class Callback:
         Raises:
           ConfigError: If the function takes other arguments.
         """
-        check_takes(f"{type(self).__name__}.function", function, ("moment",))
         if isinstance(function, type):
             raise ConfigError(
                 f"{type(self).__name__}.function must be a function of (moment), got the class "
                 f"{function.__name__}. Pass an object of it; in gin, write @{function.__name__}()."
             )
+        check_takes(f"{type(self).__name__}.function", function, ("moment",))
         self.function = function
-
-    @property
-    def name(self) -> str:
-        """Name of the function in messages."""
-        return getattr(self.function, "__qualname__", type(self.function).__name__)
 
     @property
     def holder(self) -> Any:
@@ -194,7 +189,8 @@ class EarlyStopping:
         """
         figures = history.figures("eval")
         due = figures["step"] % eval_every == 0
-        steps, values = figures["step"][due], figures.get(self.metric, figures["epoch"])[due]
+        values = figures.get(self.metric, np.full(due.shape, np.nan))[due]
+        steps = figures["step"][due]
         falls = direction_of(self.metric, self.mode, "EarlyStopping.mode") == "min"
         rated = np.where(np.isnan(values), -np.inf, -values if falls else values)
         best = int(np.argmax(rated)) if np.isfinite(rated).any() else -1

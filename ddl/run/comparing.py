@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import ddl
-from ddl import callbacks, config
+from ddl import config
 from ddl.config.registry import user_packages
 from ddl.config.statements import read_values
 from ddl.distribution.workers import Workers
@@ -27,7 +27,7 @@ from ddl.training.trainer import Trainer
 # A resumed run may change what these own, which leaves its updates the same. Any other difference
 # makes it another run.
 _OWNERS = {"RunPlan", "Retention", "WarmStart", "Predictions", "Remat", "MLflow"}
-_OWNERS |= {"WeightsAndBiases", *callbacks.__all__}
+_OWNERS |= {"WeightsAndBiases", "Every", "AfterEvaluation", "AfterSave", "EarlyStopping"}
 _PARAMETERS = {"data_dir", "files", "folder", "path", "paths", "pattern", "remat"}  # of the data
 _MICROBATCHES = "Trainer.accumulation_steps"
 # These follow from data and batch size, which are compared with the checkpoint's metadata.
@@ -119,7 +119,8 @@ def _may_change(name: str) -> bool:
     item, _, parameter = name.rpartition(".")
     owner = item.rpartition("/")[2].rpartition(".")[2]
     free = owner in _OWNERS or parameter in _PARAMETERS
-    return free or name in _FOLLOWS or name == _MICROBATCHES
+    of_length = name.startswith("TRAIN_STEPS/") or name in _FOLLOWS
+    return free or of_length or name == _MICROBATCHES
 
 
 def _differences(
@@ -166,6 +167,7 @@ def arguments_of(trainer: Trainer) -> dict[str, str]:
     for name, optimizer in by_name(trainer.optimizer).items():
         with suppress(NotImplementedError):  # of a schedule that Keras cannot save
             arguments = optimizer.get_config()
+            del arguments["name"]  # of another number in each process
             if isinstance(arguments["learning_rate"], float):
                 del arguments["learning_rate"]  # it may be assigned during training
             found |= {f"optimizer {name}.{key}": value for key, value in arguments.items()}

@@ -12,6 +12,7 @@ from typing import Literal
 
 from ddl.checkpoints.retention import Retention
 from ddl.checkpoints.warm_start import WarmStart
+from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, ModelDirectoryError, TrainingInterrupted
 from ddl.run.callbacks import Callback, EarlyStopping
@@ -20,7 +21,6 @@ from ddl.run.console import RunConsole
 from ddl.run.directory import RunDirectory
 from ddl.run.loop import Run
 from ddl.run.plan import Files, RunPlan
-from ddl.run.summary import notes
 from ddl.run.trackers import Tracker
 from ddl.signals import StopSignals
 from ddl.training.history import History
@@ -137,7 +137,7 @@ def fit(
         else:
             compare = partial(_check_same_run, files, trainer)
     run = Run(trainer, run_plan, files, console, evaluates, None, profile)
-    for note in notes(trainer):
+    if note := traits_of(trainer.strategy).note:
         console.line(note)
     stop: StopSignals | None = None
     interrupted = TrainingInterrupted(

@@ -1,11 +1,11 @@
 """Evaluation and export of the checkpoints of a run, during training or later."""
 
 import os
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
-import keras
 import tensorflow as tf
 from absl import logging
 
@@ -19,7 +19,6 @@ from ddl.run.console import RunConsole
 from ddl.run.directory import RunDirectory
 from ddl.run.plan import Files, Placement, build
 from ddl.tasks.parts import models_of
-from ddl.tasks.task import Task
 from ddl.training.trainer import Trainer
 
 _POLL_SECONDS = 1.0
@@ -93,6 +92,7 @@ def evaluate_restored(trainer: Trainer, files: Files, console: RunConsole) -> di
     workers, step, has_them = Workers(trainer.strategy), trainer.step, False
     with workers.failing_together():
         if workers.is_chief:  # fails before a long evaluation
+            files.json_lines.drop_after(sys.maxsize)  # a cut-off line
             rows = files.json_lines.rows()
             has_them = any(row["step"] == step and row.get("split") == "eval" for row in rows)
     figures, epoch = trainer.evaluate(), trainer.epoch_at(step)
@@ -127,34 +127,32 @@ def follow(trainer: Trainer, files: Files, timeout: float, total: int, console: 
       DataError: If the data cannot be read.
     """
     workers, checkpoints = Workers(trainer.strategy), files.checkpoints
-    evaluated: set[_Version] = set()
-    newest, step, failure = None, -1, ""
-    deadline = time.monotonic() + timeout
-    while (rest := workers.broadcast_float(deadline - time.monotonic())) > 0 or newest is None:
+    seen: set[_Version] = set()
+    step, failure, deadline = -1, "", time.monotonic() + timeout
+    while step < total:
         found = checkpoints.saved()[-1:] if workers.is_chief else []
-        version = _version(found[0]) if found else None
-        if not workers.broadcast(version not in (None, newest)):
-            if rest <= 0:
-                break
+        version = _version(found[0]) if found else ()
+        if workers.broadcast(version not in {(), *seen}):
+            try:
+                saved = checkpoints.restore_model()
+                if not workers.broadcast(_version(saved) in seen):
+                    evaluate_restored(trainer, files, console)
+                    step = trainer.step
+                seen |= {version, _version(saved)}
+            except ModelDirectoryError as error:
+                seen.add(version)
+                failure = str(error)
+                console.line(f"{failure}\nWaiting for the next checkpoint.")
+            deadline = time.monotonic() + timeout
+        elif (rest := workers.broadcast_float(deadline - time.monotonic())) > 0:
             time.sleep(min(rest, _POLL_SECONDS))
-            continue
-        newest = version or ()
-        try:
-            saved = checkpoints.restore_model()
-        except ModelDirectoryError as error:
-            failure = str(error)
-            console.line(f"{failure}\nWaiting for the next checkpoint.")
+        elif step >= 0:
+            console.line(f"No checkpoint after step {step:,} appeared within {timeout:g} s.")
+            return
         else:
-            if not workers.broadcast(_version(saved) in evaluated):
-                evaluated.add(_version(saved))
-                step = trainer.step
-                evaluate_restored(trainer, files, console)
-            if trainer.step >= total:
-                console.line(f"Step {total:,} is the last step of the run.")
-                return
-        deadline = time.monotonic() + timeout
-    if step >= 0:
-        console.line(f"No checkpoint after step {step:,} appeared within {timeout:g} s.")
+            break
+    if step >= total:
+        console.line(f"Step {total:,} is the last step of the run.")
         return
     may_come = workers.broadcast(checkpoints.folder.parent.exists())
     workers.barrier()
@@ -198,25 +196,19 @@ def export(trainer: Trainer, directory: str | os.PathLike[str]) -> list[Path]:
       ModelDirectoryError: If the export cannot be written.
       ConfigError: If the task has no model, or Keras cannot save one.
     """
+    models = getattr(trainer.task, "exported_models", None) or models_of(trainer.task)
+    if not models:
+        raise ConfigError(
+            f"{type(trainer.task).__name__} has no model to export: neither `model` nor a Keras "
+            "model in an attribute. Give it exported_models, a dict from name to model."
+        )
+    folder, single = Path(directory), {*models} == {"model"}
     with trainer.evaluation_weights():
         return [
             path
-            for folder, model in _exports(trainer.task, Path(directory))
-            for path in export_model(model, folder)
+            for name, model in models.items()
+            for path in export_model(model, folder if single else folder / name)
         ]
-
-
-def _exports(task: Task, folder: Path) -> list[tuple[Path, keras.Model]]:
-    """Returns the models to export and their folders."""
-    models = getattr(task, "exported_models", None) or models_of(task)
-    if not models:
-        raise ConfigError(
-            f"{type(task).__name__} has no model to export: neither `model` nor a Keras model in "
-            "an attribute. Give it an attribute exported_models, a dict from name to model."
-        )
-    if set(models) == {"model"}:
-        return [(folder, models["model"])]
-    return [(folder / name, model) for name, model in models.items()]
 
 
 def restore(

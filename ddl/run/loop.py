@@ -19,7 +19,6 @@ from ddl.optimizers.plateau import plateaus_of
 from ddl.run.callbacks import AfterEvaluation, AfterSave, Callback, Every, Moment
 from ddl.run.console import RunConsole
 from ddl.run.plan import Files, RunPlan
-from ddl.run.summary import constant_rates, report_restored_rates
 from ddl.run.trackers import TrackerWriter
 from ddl.run.writers import Writer
 from ddl.signals import StopSignals
@@ -141,7 +140,6 @@ class Run:
         was assigned since then takes effect, as it does without files.
         """
         trainer, saved, kept = self.trainer, None, False
-        rates = constant_rates(trainer.optimizer)
         if self.files is not None:
             saved, kept = self.files.checkpoints.resume()
         if saved is None and trainer.step == 0:
@@ -149,8 +147,10 @@ class Run:
         elif saved is not None and kept:
             self.console.line(f"Continuing at step {trainer.step:,}, which the trainer saved.")
         elif saved is not None:
-            self.console.line(f"Resuming step {trainer.step:,} of an earlier run, from {saved}.")
-            report_restored_rates(rates, trainer.optimizer, self.console.line)
+            rates = ", ".join(f"{name} {rate:.6g}" for name, rate in trainer.learning_rates.items())
+            self.console.line(
+                f"Resuming step {trainer.step:,} of an earlier run, from {saved}, with its {rates}."
+            )
         if self.files is not None and not len(trainer.history):
             trainer.history.extend(
                 {name: value for name, value in row.items() if not is_measured(name)}
@@ -255,20 +255,19 @@ class Run:
 
     def _reduce_rates(self, step: int, figures: Mapping[str, float]) -> None:
         """Passes the metrics to the plateaus, and prints each reduction of a learning rate."""
-        trainer, frozen = self.trainer, frozen_until(self.trainer.optimizer)
-        for name, plateau in plateaus_of(trainer.optimizer).items():
+        optimizers, frozen = self.trainer.optimizer, frozen_until(self.trainer.optimizer)
+        for name, plateau in plateaus_of(optimizers).items():
             if step <= frozen[name] and frozen[name]:
                 continue
             # All workers use the chief's value: their own could differ in the last bit.
             value = self._workers.broadcast_float(figures[plateau.metric])
-            best = plateau.state["best"].numpy()
-            optimizer = by_name(trainer.optimizer)[name]
+            optimizer = by_name(optimizers)[name]
             made = int(optimizer.iterations.numpy())  # an own step may update more or less often
             if plateau.observe(made, value):
-                rate, of = learning_rate_at(optimizer, made), "" if name == ONLY else f" of {name}"
+                rate, of = learning_rate_at(optimizer, made), f" of {name}" if name != ONLY else ""
                 self.console.line(
-                    f"Step {step:,}: {plateau.metric} {value:.6g} does not improve on {best:.6g}. "
-                    f"The learning rate{of} is reduced to {rate:.6g}."
+                    f"Step {step:,}: {plateau.metric} {value:.6g} does not improve. The learning "
+                    f"rate{of} is reduced to {rate:.6g}."
                 )
 
     def _call_every(self, callback: Callback, step: int) -> None:
@@ -284,8 +283,8 @@ class Run:
             values = callback(moment)
         if values and checkpoint is not None:
             raise ConfigError(
-                f"The callback {callback.name} returned figures after a save; a killed run would "
-                "lose them. Return them from Every or AfterEvaluation."
+                "An AfterSave returned figures, which a killed run would lose. Return them from "
+                "Every or AfterEvaluation."
             )
         if values:
             self._write(self.trainer.step, split, values)
@@ -319,21 +318,16 @@ class Run:
     def _stop_as_asked(self, step: int) -> None:
         """Saves and raises TrainingInterrupted, after `Trainer.train` returned early on request."""
         signal = self.stop.received.name if self.stop and self.stop.received else "request"
-        where = f"Training stopped on {signal} at step {step:,} of {self._total:,}"
+        how = "after saving" if self.files is not None else "without a directory to save to"
         try:
             self._save(step, scheduled=False)
-        except TrainingDiverged as error:
-            # A resumed run diverges again; `on_divergence` decides then.
-            raise TrainingInterrupted(
-                f"{where}, without saving: {error} Run the same command to resume from the last "
-                "checkpoint."
-            ) from error
+        except TrainingDiverged as error:  # a resumed run diverges again; the plan decides then
+            how = f"without saving: {error}"
         self._finish()
-        if self._checkpoints is None:
-            raise TrainingInterrupted(
-                f"{where}. Nothing is saved without a model directory. The Trainer can train on."
-            )
-        raise TrainingInterrupted(f"{where}, after saving. Run the same command to resume.")
+        raise TrainingInterrupted(
+            f"Training stopped on {signal} at step {step:,} of {self._total:,}, {how}. Run the "
+            "same command to resume."
+        )
 
     def _finish(self) -> None:
         """Waits for the chief's last write; raises on all workers if it failed."""
@@ -349,15 +343,12 @@ class Run:
         """
         trainer = self.trainer
         state, rewinds = trainer.state, int(trainer.state.rewinds)
-        if rewinds >= self.plan.max_rewinds:
+        saved, most = self._checkpoints, self.plan.max_rewinds
+        if rewinds >= most or saved is None or saved.restore_latest(scheduled=True) is None:
             raise TrainingDiverged(
-                f"{error} The run has already made {rewinds} rewinds, as many as "
-                "RunPlan.max_rewinds allows."
+                f"{error} The run cannot rewind: it made {rewinds} of at most {most} rewinds, or "
+                "there is no checkpoint."
             ) from error
-        rates = constant_rates(trainer.optimizer)
-        saved = self._checkpoints
-        if saved is None or saved.restore_latest(scheduled=True) is None:
-            raise TrainingDiverged(f"{error} There is no checkpoint to rewind to.") from error
         first = int(trainer.state.batches)
         end = int(state.batches) - max(0, int(state.diverged_for) - 1)
         trainer.restore(trainer.state.skipping_to(end, rewinds + 1))
@@ -369,9 +360,8 @@ class Run:
             trainer.request_stop()
         self.console.line(
             f"{error}\nThe run rewinds to step {trainer.step:,} and skips the batches {first:,} to "
-            f"{end - 1:,}. This is rewind {rewinds + 1} of {self.plan.max_rewinds}."
+            f"{end - 1:,}. This is rewind {rewinds + 1} of {most}."
         )
-        report_restored_rates(rates, trainer.optimizer, self.console.line)
 
 
 def warm_start(trainer: Trainer, run_plan: RunPlan, console: RunConsole) -> None:

@@ -191,24 +191,21 @@ def resolve_lengths() -> None:
     """
     data = config.build_bound("Trainer", "train_data")
     batch = config.build_bound("Trainer", "global_batch_size")
-    found: dict[str, int | None] = dict.fromkeys(LENGTHS)  # the Trainer reports what is missing
-    if data is not None and batch is not None:
+    # A step may read several batches in each update; the config then gives the number.
+    steps_per_epoch, total = config.get_macro("STEPS_PER_EPOCH"), None
+    if data is not None and batch is not None:  # else the Trainer reports the missing argument
         sources = sources_by_name(data)
         name, first = next(iter(sources.items()))
         pipeline = BatchPipeline(first, sizes_by_source(batch, [*sources])[name])
         train_epochs = config.build_bound("RunPlan", "train_epochs")
         if train_epochs is not None:
             pipeline.count_examples()
-        # A step may read several batches in each update; the config then gives the number.
-        steps_per_epoch = config.get_macro("STEPS_PER_EPOCH") or pipeline.steps_per_epoch
-        train_steps = config.build_bound("RunPlan", "train_steps")
-        plan = RunPlan(train_steps=train_steps, train_epochs=train_epochs)
-        found = dict(
-            zip(LENGTHS, (steps_per_epoch, plan.total_steps(steps_per_epoch)), strict=True)
-        )
-    for name, value in found.items():
-        if config.get_macro(name) is None:  # not given, or withheld
-            config.set_macro(name, value)
+        steps_per_epoch = steps_per_epoch or pipeline.steps_per_epoch
+        config.set_macro("STEPS_PER_EPOCH", steps_per_epoch)
+        plan = RunPlan(config.build_bound("RunPlan", "train_steps"), train_epochs)
+        total = plan.total_steps(steps_per_epoch)
+    config.set_macro("STEPS_PER_EPOCH", steps_per_epoch)
+    config.set_macro("TOTAL_STEPS", config.get_macro("TOTAL_STEPS") or total)
 
 
 def check_lengths(run_plan: RunPlan, trainer: Trainer) -> None:

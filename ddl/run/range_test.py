@@ -1,7 +1,6 @@
 """The learning rate range test of Smith 2017, arXiv:1506.01186."""
 
 import dataclasses
-import math
 from tempfile import TemporaryDirectory
 
 import keras
@@ -56,11 +55,8 @@ def find_learning_rate(
       ConfigError: If an argument is out of range, the trainer is another one or belongs to a
         cluster, or training diverges in the first updates.
     """
-    if not 0 < lowest < highest < math.inf or steps < _FEWEST:
-        raise ConfigError(
-            f"find_learning_rate needs 0 < lowest < highest < inf and steps of at least {_FEWEST}, "
-            f"got lowest = {lowest:g}, highest = {highest:g} and steps = {steps}."
-        )
+    if not 0 < lowest < highest or steps < _FEWEST:
+        raise ConfigError(f"The test needs 0 < lowest < highest and at least {_FEWEST} steps.")
     optimizer = _optimizer_of(trainer)
     rates, losses = np.geomspace(lowest, highest, steps), list[float]()
     trainer.trace()  # a layer may create variables in its first call
@@ -77,10 +73,7 @@ def find_learning_rate(
                     break
         except TrainingDiverged:
             if len(losses) < _FEWEST:
-                raise ConfigError(
-                    f"Training diverged within {_FEWEST} updates of the range test, which began "
-                    f"at a learning rate of {lowest:g}. Pass a smaller `lowest`."
-                ) from None
+                raise ConfigError(f"Training diverged at {lowest:g}. Lower `lowest`.") from None
         finally:
             checkpoints.restore_latest()
             optimizer.learning_rate.assign(before)

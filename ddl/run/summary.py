@@ -1,17 +1,13 @@
-"""The start-up summary of a run, notes on where it runs, and its learning rates."""
+"""The start-up summary of a run, with a check of its learning rates."""
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
-from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from ddl import config
 from ddl.data.pipeline import BatchPipeline
-from ddl.distribution.devices import describe_devices, replica_devices
+from ddl.distribution.devices import describe_devices
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError
 from ddl.optimizers.groups import ONLY, by_name, frozen_until
@@ -19,28 +15,6 @@ from ddl.optimizers.learning_rate import LearningRate, learning_rate_at
 from ddl.optimizers.plateau import plateau_of
 from ddl.tasks.parts import models_of
 from ddl.training.trainer import Trainer
-
-
-def notes(trainer: Trainer) -> list[str]:
-    """Returns notes on the strategy, and on rounding and repetition on GPUs."""
-    found = [note] if (note := traits_of(trainer.strategy).note) else []
-    if not any("GPU" in device.upper() for device in replica_devices(trainer.strategy)):
-        return found
-    on = tf.config.experimental.tensor_float_32_execution_enabled()
-    if on or keras.config.dtype_policy().name == "float32":
-        found.append(
-            "TF32 is on: GPUs from Ampere on round float32 inputs of matrix products to 10 bits of "
-            "mantissa. --tf32=off computes in float32."
-            if on
-            else "TF32 is off. --tf32=on makes matrix products several times faster on GPUs from "
-            "Ampere on, with inputs rounded to 10 bits of mantissa."
-        )
-    if not is_op_determinism_enabled():
-        found.append(
-            "Without --deterministic_ops some operations on GPUs add in varying order: a repeated "
-            "or resumed run agrees up to rounding, not bit for bit."
-        )
-    return found
 
 
 def summary(trainer: Trainer, total: int) -> dict[str, str]:
@@ -61,7 +35,9 @@ def summary(trainer: Trainer, total: int) -> dict[str, str]:
     ]
     sources = trainer.pipelines.items()
     epochs = f" ({total / steps_per_epoch:.1f} epochs)" if steps_per_epoch else ""
+    note = traits_of(trainer.strategy).note
     return {
+        **({"strategy": note} if note else {}),
         "devices": f"{describe_devices(trainer.strategy)}, {type(trainer.strategy).__name__}",
         "replicas": str(replicas),
         "global batch size": "; ".join(
@@ -70,7 +46,6 @@ def summary(trainer: Trainer, total: int) -> dict[str, str]:
         "precision": keras.config.dtype_policy().name,
         "model": ", ".join(models),
         "training data": "; ".join(f"{name} {_examples(one)}".strip() for name, one in sources),
-        "weight average": str(trainer.averages.rule) if trainer.averages else "none",
         "steps": f"{total:,}{epochs}",
         **_learning_rates(trainer, total),
         "seed": str(config.get_macro("SEED")),
@@ -142,35 +117,3 @@ def _learning_rate(optimizer: keras.optimizers.Optimizer, steps: int) -> dict[st
         raise ConfigError("The learning rate is 0 at each update, got 0. Raise LEARNING_RATE.")
     end = f", {last:.6g} at the end" if last != peak else ""
     return {"learning rate": f"{peak:.6g} at its peak{end}", **description}
-
-
-def constant_rates(optimizer: Any) -> dict[str, float]:
-    """Returns the rate of each optimizer whose rate is a number, by its name.
-
-    Args:
-      optimizer: A trainer's optimizer, groups, or a dict of these.
-    """
-    return {
-        name: float(own._learning_rate.numpy())
-        for name, own in by_name(optimizer).items()
-        if isinstance(own._learning_rate, keras.Variable)
-    }
-
-
-def report_restored_rates(
-    before: Mapping[str, float], optimizer: Any, report: Callable[[str], None]
-) -> None:
-    """Reports each rate that a restored checkpoint has changed.
-
-    Args:
-      before: `constant_rates` before the restore.
-      optimizer: As for `constant_rates`.
-      report: Called with a line of text.
-    """
-    for name, now in constant_rates(optimizer).items():
-        if before[name] != now:
-            report(
-                f"The learning rate{f' of {name!r}' if name else ''} is now {now:g}, as in the "
-                f"checkpoint, and no longer {before[name]:g}. To train on with another, assign to "
-                "optimizer.learning_rate after the restore, and call ddl.fit again."
-            )

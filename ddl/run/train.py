@@ -5,13 +5,10 @@ from collections.abc import Sequence
 from functools import partial
 from tempfile import TemporaryDirectory
 
-import numpy as np
 import tensorflow as tf
 
 from ddl import config
 from ddl.choices import Mode
-from ddl.data.checks import data_errors
-from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, DdlError
@@ -23,7 +20,7 @@ from ddl.run.from_checkpoints import evaluate_restored, export, follow, restore
 from ddl.run.loop import Run, check_profile, warm_start
 from ddl.run.plan import Files, Placement, RunPlan, build
 from ddl.run.predicting import check_predicts, predict
-from ddl.run.summary import notes, summary
+from ddl.run.summary import summary
 from ddl.signals import StopSignals
 from ddl.training.trainer import Trainer
 
@@ -98,7 +95,7 @@ def run(
         console.summary(rows)
         return
     console.summary(rows)
-    for note in [*dropped, *notes(trainer)]:
+    for note in dropped:
         console.line(note)
     files = Files.of(directory, trainer, run_plan, console.line)
 
@@ -147,8 +144,10 @@ def try_all(trainer: Trainer, run_plan: RunPlan, evaluates: bool, console: RunCo
     console.line(f"One step on one batch: {format_figures(made)}")
     console.line(f"Peak memory: {_peak_memory()}")
     evaluated = made
-    if evaluates and trainer.eval_pipeline is not None:
-        evaluated = trainer.evaluate(_first_rows(trainer.eval_pipeline))
+    pipeline = trainer.eval_pipeline
+    if evaluates and pipeline is not None:
+        rows = pipeline.first_examples(pipeline.global_batch_size)
+        evaluated = trainer.evaluate({name: value.numpy() for name, value in rows.items()})
         console.line(f"An evaluation of one batch: {format_figures(evaluated)}")
     with TemporaryDirectory(prefix="ddl-dry-run-") as folder:
         directory = RunDirectory(folder)
@@ -170,13 +169,6 @@ def try_all(trainer: Trainer, run_plan: RunPlan, evaluates: bool, console: RunCo
                 export(trainer, directory.export)
             except DdlError as error:
                 console.line(f"--mode=export would fail: {error}")
-
-
-def _first_rows(pipeline: BatchPipeline) -> dict[str, np.ndarray]:
-    """Returns the features of the first batch of evaluation data."""
-    with data_errors(pipeline.source), tf.device("CPU:0"):
-        rows = next(pipeline.iterator(tf.distribute.get_strategy(), 0))
-        return {name: values.numpy() for name, values in rows.items()}
 
 
 def _peak_memory() -> str:

@@ -1,14 +1,11 @@
 """Writers of the figures of a run: lines of JSON, and TensorBoard's event files."""
 
-import fcntl
 import json
 import math
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,8 +19,6 @@ from ddl.errors import ModelDirectoryError
 from ddl.figures import EXAMPLES_PER_SECOND, is_measured
 from ddl.run.directory import RunDirectory, naming
 
-# Attempts to open a file that others replace, a millisecond apart.
-_ATTEMPTS = 2000
 _SESSION = ".hparams"  # suffix of the event files of the HParams tab
 
 
@@ -45,9 +40,9 @@ class Writer(Protocol):
 class JsonLinesWriter:
     """Appends one JSON object per line. A value that is not finite becomes null.
 
-    A failed write, as on a full disk, is retried with the next line. Several processes may write
-    to one file, such as a run and its evaluation. If one of them was killed while writing a line,
-    the next writer ends that line if its JSON is whole, and removes it otherwise.
+    A failed write, as on a full disk, is retried with the next line. Several processes may append
+    to one file, such as a run and its evaluation. `drop_after` ends or removes the last line of a
+    process that was killed while it wrote.
     """
 
     def __init__(self, path: Path, report: Callable[[str], None] = logging.warning):
@@ -63,23 +58,25 @@ class JsonLinesWriter:
         self._waiting: list[str] = []
         self._lock = threading.Lock()  # the checkpoint thread calls `sync`
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self, content: bytes | None = None) -> Iterator[dict[str, Any]]:
         """Yields the values of each whole line.
+
+        Args:
+          content: The content of the file; None reads it.
 
         Raises:
           ModelDirectoryError: If the file cannot be read, or ddl did not write a line.
         """
-        if not self._path.exists():
-            return
-        with naming(str(self._path)), self._path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip() and line.endswith(b"\n"):
-                    if not _is_whole(line):
-                        raise ModelDirectoryError(
-                            f"{self._path}:{number} must be a JSON object with a step, as ddl "
-                            "writes it. Correct or remove the line."
-                        )
-                    yield json.loads(line)
+        if content is None:
+            with naming(str(self._path)):
+                content = self._path.read_bytes() if self._path.exists() else b""
+        for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+            if not _is_whole(line):
+                raise ModelDirectoryError(
+                    f"{self._path}:{number} must be a JSON object with a step, as ddl writes it. "
+                    "Correct or remove the line."
+                )
+            yield json.loads(line)
 
     def drop_after(self, last_step: int) -> None:
         """Drops the lines of steps after `last_step`, which the run repeats, and a cut-off line.
@@ -90,12 +87,14 @@ class JsonLinesWriter:
         """
         with self._lock, naming(str(self._path)):
             self._waiting = [x for x in self._waiting if json.loads(x)["step"] <= last_step]
-            if not self._path.exists():
-                return
-            with self._alone():
-                if max((row["step"] for row in self.rows()), default=0) > last_step:
-                    kept = (row for row in self.rows() if row["step"] <= last_step)
-                    write_atomically(self._path, (f"{json.dumps(x)}\n".encode() for x in kept))
+            content = self._path.read_bytes() if self._path.exists() else b""
+            last = content.rpartition(b"\n")[2]
+            whole = content + b"\n" if _is_whole(last) else content[: len(content) - len(last)]
+            if last and not _is_whole(last):
+                self._report(f"{self._path}: removed the incomplete last line, {len(last)} bytes.")
+            kept = [row for row in self.rows(whole) if row["step"] <= last_step]
+            if last or len(kept) < whole.count(b"\n"):
+                write_atomically(self._path, (f"{json.dumps(row)}\n".encode() for row in kept))
 
     def write(self, step: int, epoch: float, split: str, values: Mapping[str, float]) -> None:
         """Appends metrics as a line; see `Writer`. Reports the first failed write."""
@@ -117,9 +116,8 @@ class JsonLinesWriter:
         """
         with self._lock, naming(str(self._path)):
             if self._waiting:
-                with self._alone() as file:
-                    start = file.seek(0, os.SEEK_END)
-                    text = "".join(self._waiting).encode()
+                with self._path.open("ab", buffering=0) as file:
+                    start, text = file.tell(), "".join(self._waiting).encode()
                     try:
                         if file.write(text) != len(text):
                             raise OSError("only a part of a line was written")
@@ -129,36 +127,6 @@ class JsonLinesWriter:
                 self._waiting = []
             if to_disk and self._path.exists():
                 sync(self._path)
-
-    @contextmanager
-    def _alone(self) -> Iterator[FileIO]:
-        """Opens the file, created if missing, for appending under a lock; ends a cut-off line."""
-        for _ in range(_ATTEMPTS):
-            with open(self._path, "a+b", buffering=0) as file:
-                with suppress(OSError):  # some network file systems have no locks
-                    fcntl.flock(file, fcntl.LOCK_EX)
-                # During the wait for the lock, another process may have replaced the file. A line
-                # in the old one would be lost.
-                if os.path.samestat(os.fstat(file.fileno()), os.stat(self._path)):
-                    self._end_last_line(file)
-                    yield file
-                    return
-            time.sleep(0.001)
-        raise OSError("another process replaces it again and again")
-
-    def _end_last_line(self, file: FileIO) -> None:
-        """Adds a missing newline to the last line if its JSON is whole, else removes the line."""
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - 1))
-        if file.read(1) in (b"", b"\n"):
-            return
-        file.seek(0)
-        last = file.readlines()[-1]  # killed writers are rare, so that this may read all
-        if _is_whole(last):
-            file.write(b"\n")
-            return
-        file.truncate(size - len(last))
-        self._report(f"{self._path}: removed the incomplete last line of {len(last):,} bytes.")
 
 
 def _is_whole(line: bytes) -> bool:

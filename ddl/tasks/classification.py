@@ -68,8 +68,7 @@ class Classification(Supervised):
           names: `input_name`, `label_name` and `class_weight`, as of `Supervised`.
 
         Raises:
-          ConfigError: If `loss` has a reduction, a model with several inputs has augmentations or
-            mixing, or another argument is out of range.
+          ConfigError: If `loss` has a reduction, or another argument is out of range.
         """
         super().__init__(model, loss or self._cross_entropy, metrics=metrics, **names)
         if not 0 <= label_smoothing < 1 or (label_smoothing and loss is not None):
@@ -79,11 +78,6 @@ class Classification(Supervised):
             )
         if top_k is not None and top_k < 1:
             raise ConfigError(f"{self._name}.top_k must be at least 1, or None, got {top_k}.")
-        if (augmentations or mixing) and checks.names_of(model) is not None:
-            raise ConfigError(
-                f"{self._name}.augmentations and mixing need a model with one input, but "
-                f"{model.name!r} takes a dict. Change the features in the data."
-            )
         self._ignored: int | None = None
         self._label_smoothing = label_smoothing
         self._top_k = top_k
@@ -168,7 +162,7 @@ class Classification(Supervised):
 
 
 class Segmentation(Classification):
-    """A model from images to logits of each pixel, such as `ddl.models.unet`.
+    """A model from images to logits of each pixel, such as a U-Net.
 
     The loss is the cross-entropy: the mean over all pixels of the global batch. Pixels of the class
     `ignored` weigh 0. Reports "accuracy" and "mean_iou", the mean over the classes of the
@@ -198,16 +192,11 @@ class Segmentation(Classification):
             integer [height, width].
 
         Raises:
-          ConfigError: If the model is none or its output has another rank.
+          ConfigError: If the model is none, or its number of classes is not known.
         """
         super().__init__(model, **names)
-        shape = checks.output_shape(model)
-        if shape is None or len(shape) != 3:
-            raise ConfigError(
-                "Segmentation needs a model with logits [batch, height, width, classes], as of "
-                f"ddl.models.unet, but {model.name!r} returns {(None, *(shape or ()))}."
-            )
-        self._mean_iou = KerasMetric("MeanIoU", {"num_classes": shape[-1]})
+        classes = (checks.output_shape(model) or (None,))[-1]
+        self._mean_iou = KerasMetric("MeanIoU", {"num_classes": classes})
         self._ignored = ignored
 
     def _compared(self, head: Head, labels: tf.Tensor, outputs: tf.Tensor) -> Compared:

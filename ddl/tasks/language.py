@@ -48,15 +48,9 @@ class LanguageModel(Classification):
             data need not have it.
 
         Raises:
-          ConfigError: If the model is none, or its output has another rank.
+          ConfigError: If the model is none.
         """
         super().__init__(model, input_name=input_name, label_name=label_name)
-        shape = output_shape(model)
-        if shape is not None and len(shape) != 2:
-            raise ConfigError(
-                f"{self._name} needs a model with logits [batch, positions, vocabulary], as of "
-                f"ddl.models.gpt and ddl.models.bert, but {model.name!r} returns {(None, *shape)}."
-            )
         self._weight_name = weight_name
 
     def _compared(self, head: Head, labels: tf.Tensor, outputs: tf.Tensor) -> Compared:
@@ -116,14 +110,13 @@ class MaskedLanguageModel(LanguageModel):
             tokens of weight 0 are never masked. The data need not have it.
 
         Raises:
-          ConfigError: If the model is none, its output has another rank, or the masking is none or
-            has tokens beyond the model's vocabulary.
+          ConfigError: If the model is none, or the masking has tokens beyond its vocabulary.
         """
         super().__init__(
             model, input_name=input_name, label_name=input_name, weight_name=weight_name
         )
         self._not_inputs = {weight_name}
-        _, vocabulary = output_shape(model) or (None, None)
+        vocabulary = (output_shape(model) or (None,))[-1]
         largest = max(masking.mask_token, masking.vocabulary_size - 1)
         if vocabulary is not None and largest >= vocabulary:
             raise ConfigError(

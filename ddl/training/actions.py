@@ -97,10 +97,11 @@ def checked_actions(actions: Iterable[Action]) -> list[Action]:
     Raises:
       ConfigError: If an element is not callable or has no `next_step`.
     """
-    for action in (actions := list(actions)):
+    given = list(actions) if isinstance(actions, Iterable) else [actions]
+    for action in given:
         if not (callable(action) and hasattr(action, "next_step")):
             raise ConfigError(
-                "Each action must be callable and have next_step, as ddl.training.actions.Action "
-                f"describes, got {action!r:.60}. Pass data to the Trainer's constructor."
+                "actions must be a list of ddl.training.actions.Action, which are callable and "
+                f"have next_step, got {action!r:.60}."
             )
-    return actions
+    return given

@@ -61,18 +61,14 @@ class Pipelines:
         self._task, self._seed, self._resident = task, seed, data_on_device
         sources = sources_by_name(train_data)
         sizes = sizes_by_source(global_batch_size, list(sources))
-        self.train = {
-            name: self._made(
-                source,
-                sizes[name],
-                name == "",
-                shuffle=shuffle,
-                microbatches=accumulation_steps,
-                # Sources of one length would otherwise have one order.
-                order_seed=hashed(seed, name) if name else seed,
+        self.train: dict[str, BatchPipeline] = {}
+        for name, source in sources.items():
+            # Sources of one length would otherwise have one order.
+            order = {"shuffle": shuffle, "order_seed": hashed(seed, name) if name else seed}
+            size, microbatches = sizes[name], accumulation_steps
+            self.train[name] = self._made(
+                source, size, not name, microbatches=microbatches, **order
             )
-            for name, source in sources.items()
-        }
         self.first = next(iter(self.train.values()))
         arrays = [getattr(one.source, "arrays", None) or {} for one in self.train.values()]
         if sum(array.nbytes for each in arrays for array in each.values()) > _MUCH_DATA:
@@ -158,31 +154,28 @@ def planned(
       ConfigError: If the step cannot be made of these, or the model was made outside of the scope.
     """
     name, groups = type(task).__name__, groups_by_name(optimizer)
-    asynchronous = traits_of(strategy).asynchronous
-    what = f"{name}.step" if has_step(task) else "ParameterGroups"
-    of_servers = ConfigError(
-        f"--strategy=parameter_server cannot run {what}: its workers make the updates of one "
-        "optimizer, each from a batch of its own. Use another strategy."
-    )
+    every = {group: one for groups_of in groups.values() for group, one in groups_of.items()}
+    is_plain = every.keys() == groups.keys() and not any(x.frozen_until for x in every.values())
+    if traits_of(strategy).asynchronous and (has_step(task) or not is_plain):
+        what = f"{name}.step" if has_step(task) else "ParameterGroups"
+        raise ConfigError(
+            f"--strategy=parameter_server cannot run {what}: its workers make the updates of one "
+            "optimizer, each from a batch of its own. Use another strategy."
+        )
+    if not has_step(task) and list(train) != [""]:
+        raise ConfigError(
+            f"{name} has no `step`, which several sources in Trainer.train_data need, got "
+            f"{', '.join(train)}. Pass one, or give the task a method step(update, batch)."
+        )
 
     def loss_of(function: LossFunction, source: str) -> Loss:
         return probed_loss(probes, task, strategy, train[source], function, source)
 
     with Workers(strategy).failing_together():
         if has_step(task):
-            if asynchronous:
-                raise of_servers
             plan = plan_own(task, groups, loss_of, strategy, train)
         else:
-            if list(train) != [""]:
-                raise ConfigError(
-                    f"{name} has no `step`, which several sources in Trainer.train_data need, got "
-                    f"{', '.join(train)}. Pass one, or give the task a method step(update, batch)."
-                )
             plan = plan_built_in(task, groups, loss_of)
-            grouped = [*plan.applied] != [*groups] or any(map(plan.frozen_until, plan.applied))
-            if grouped and asynchronous:
-                raise of_servers
     for source, pipeline in train.items():
         pipeline.batches_per_update = plan.batches[source]
     plan.check_microbatches(accumulation_steps)

@@ -336,21 +336,12 @@ def warn_of_dense_updates(update: TrainStep) -> None:
             reads = [read for read in found if read is not None]
             if not reads or variable.value.shape.num_elements() < _LARGE_TABLE:
                 continue
-            reasons = {
-                type(optimizer).__name__: not updates_rows(optimizer),
-                "weight_decay": optimizer.weight_decay and optimizer._use_weight_decay(variable),
-                "its regularizer": variable.regularizer,
-                "its constraint": variable.constraint,
-                "weight_average": update.averages,
-                "--shard_optimizer_state": update.sharding,
-                "a read of the whole table": any(read.as_a_whole for read in reads),
-            }
-            if given := [reason for reason, holds in reasons.items() if holds]:
+            as_a_whole = any(read.as_a_whole for read in reads)
+            if as_a_whole or update.averages or update.sharding or not updates_rows(optimizer):
                 logging.warning(
-                    "Each update takes time for all %s rows of the table %s, because of %s. The "
-                    "result is right. Adagrad, and SGD without momentum, update the rows of the "
-                    "batch alone: see docs/large-embeddings.md.",
+                    "Each update takes time for all %s rows of the table %s. Adagrad, and SGD "
+                    "without momentum, update the rows of the batch alone, without weight_average "
+                    "and --shard_optimizer_state: see docs/large-embeddings.md.",
                     f"{variable.shape[0]:,}",
                     variable.path,
-                    ", ".join(given),
                 )

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -29,24 +29,9 @@ class History(Sequence[dict[str, Any]]):
         """Returns the number of rows."""
         return len(self._rows)
 
-    @overload
-    def __getitem__(self, index: int) -> dict[str, Any]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
     def __getitem__(self, index: Any) -> Any:
-        """Returns a row, or a list of rows for a slice.
-
-        Raises:
-          IndexError: If there is no such row.
-          ConfigError: If the index is a text, such as the name of a figure.
-        """
-        if isinstance(index, str):
-            raise ConfigError(
-                f"A history has rows, got the name {index!r}. For a figure's values by step write "
-                f"trainer.history.figures('train')[{index!r}], or 'eval'."
-            )
-        found = self._rows[index]
-        return [dict(row) for row in found] if isinstance(index, slice) else dict(found)
+        """Returns a row, or a list of rows for a slice."""
+        return self._rows[index]
 
     def __repr__(self) -> str:
         """Returns the number of rows, and the last row of each split."""

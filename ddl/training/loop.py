@@ -297,8 +297,6 @@ class TrainingLoop:
         }
         self._position = state.batches
 
-    # ------------------------------------------------------------ in the graph
-
     @tf.function(autograph=False)
     def _loop(
         self, iterators: Any, table: Any, first: tf.Tensor, end: tf.Tensor, before: TrainingState
@@ -387,8 +385,6 @@ class TrainingLoop:
         # After the last batch, this gathers the last batch again; the result is not used.
         batches = self._batches(given, tf.minimum(number, given.until - 1))
         return {name: first.gathered(batch, self._strategy) for name, batch in batches.items()}
-
-    # ------------------------------------------------------------ repetition
 
     def _repeated(
         self,

@@ -83,7 +83,10 @@ class Pace:
         self._steps += steps
         self._seconds += seconds
         self._timed += seconds
-        self._waited = None if waited is None or self._waited is None else self._waited + waited
+        if waited is None:
+            self._waited = None
+        elif self._waited is not None:
+            self._waited += waited
         if steps and seconds > 0:
             self.steps_per_second = steps / seconds
         if self._fixed is None and steps:

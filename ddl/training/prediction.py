@@ -81,9 +81,12 @@ class Predictions:
           ConfigError: If the arrays would be larger than `metric.max_bytes`.
         """
         names = self.features_of(source, metric.features)
-        every, held = [], 0
+        every: list[Rows | None] = []
+        held = 0
         for rows in self.batches(source, state, tuple(dict.fromkeys([*names, "weight"]))):
-            held += sum(array.nbytes for array in tf.nest.flatten(rows))
+            assert rows is not None
+            kept = rows[0], [rows[1][name] for name in names]
+            held += sum(array.nbytes for array in tf.nest.flatten(kept))
             if held > metric.max_bytes:
                 raise ConfigError(
                     "The outputs and features for OfAllOutputs need more than the "

@@ -134,26 +134,24 @@ def check_same_on_replicas(task: Task, strategy: tf.distribute.Strategy) -> None
     # Moments over all replicas may differ by their rounding on processors of several kinds.
     others = [layer for layer in layers if not has_global_moments(layer)]
     every = [*own_variables_of(task, layers), *Statistics(others, strategy).variables]
-    variables = [v for v in every if id(v) not in states and _is_compared(v, strategy)]
-    values = [[copy.numpy() for copy in copies_of(v)] for v in variables]
+    compared = [v for v in every if id(v) not in states and _is_compared(v, strategy)]
+    values = [[copy.numpy() for copy in copies_of(variable)] for variable in compared]
+    digests = [zlib.crc32(b"".join(one.tobytes() for one in own)) for own in values]
     same = [all(np.array_equal(x, own[0], equal_nan=True) for x in own) for own in values]
-    digests = [
-        zlib.crc32(own[0].tobytes()) if s else -1 for s, own in zip(same, values, strict=True)
-    ]
-    of_workers = workers.gather(np.array(digests)) if digests else np.zeros([1, 0])
-    for variable, own, found in zip(variables, values, of_workers.T, strict=True):
-        if (found == found[0]).all() and found[0] >= 0:
-            continue
-        texts = ", ".join(f"{value.ravel()[:3].tolist()}" for value in own[:4])
-        raise ReplicasDifferError(
-            f"The variable {variable.name.split(':')[0]!r} of {type(task).__name__} has other "
-            f"values on other replicas, here {texts}, of which a checkpoint would hold those of "
-            "the first. A layer or a loss, which sees the rows of its replica alone, has assigned "
-            "to it. In a layer, assign what ddl.layers.sum_over_replicas returns. For a loss, "
-            "assign in a method step(update, batch), such as self.variable.assign("
-            "update.mean(self.function, batch)). Or make the variable with "
-            "aggregation=tf.VariableAggregation.MEAN."
-        )
+    if not values:
+        return
+    of_workers = workers.gather(np.array([digests, same], np.float64).ravel())
+    agree = (of_workers == [*of_workers[0][: len(digests)], *np.ones(len(same))]).all(axis=0)
+    for variable, own, *found in zip(compared, values, *np.split(agree, 2), strict=True):
+        if not all(found):
+            texts = ", ".join(f"{value.ravel()[:3].tolist()}" for value in own[:4])
+            raise ReplicasDifferError(
+                f"The variable {variable.name.split(':')[0]!r} of {type(task).__name__} has other "
+                f"values on other replicas, here {texts}: a layer or a loss, which sees the rows "
+                "of its replica alone, has assigned to it. In a layer, assign the result of "
+                "ddl.layers.sum_over_replicas; for a loss, assign that of update.mean in a method "
+                "step(update, batch); or make it with aggregation=tf.VariableAggregation.MEAN."
+            )
 
 
 def _is_compared(variable: tf.Variable, strategy: tf.distribute.Strategy) -> bool:

@@ -49,8 +49,7 @@ class Trainer:
         trainer = ddl.Trainer(task, optimizer, data, global_batch_size=64, strategy=strategy)
         trainer.train(500)
 
-    The constructor fixes all arguments and attributes, and the set of trained variables. To change
-    one, make a new Trainer with a new optimizer.
+    The constructor fixes all arguments, attributes, and the set of trained variables.
     """
 
     def __init__(
@@ -84,42 +83,35 @@ class Trainer:
           task: The model and its per-example loss, or a task with a step of its own.
           optimizer: Any Keras optimizer without Keras's own clipping, accumulation or average, or
             `ParameterGroups` of such; for a task with a `step` also a dict from name to these.
-            "adam" and other names of Keras's optimizers take their default arguments.
+            Names of Keras's optimizers, such as "adam", take their default arguments.
           train_data: Arrays: a dict by feature, or a tuple (x, y) or (x, y, weights) of which x may
             be a dict; a reader or stream of `ddl.data`; an object with `__len__` and `__getitem__`;
             or a `tf.data.Dataset` or `keras.utils.PyDataset` of examples or of batches, which are
             taken apart. With a `step` also a dict of these.
           global_batch_size: Examples of a batch, over all replicas and microbatches; or that of
             each source by its name.
-          eval_data: As `train_data`; None if `evaluate` will not be called.
+          eval_data: As `train_data`, for `evaluate`.
           corpus_metrics: Functions of all outputs of an evaluation, whose figures it adds.
           strategy: None takes the strategy of the current scope, if any.
           seed: Seed of the order of the examples, and of the random draws of `ddl.layers`.
-          shuffle: Whether to reshuffle the training data each epoch. A stream, such as a
-            `tf.data.Dataset`, keeps its own order; evaluation data are never shuffled.
+          shuffle: Whether to reshuffle the training data each epoch; a stream keeps its order.
           accumulation_steps: Microbatches per replica and update.
           batch_moments: Rows that give BatchNormalization its moments: "global", those of the
-            microbatch on all replicas; "per_replica", those of each replica, without communication.
-            The number of replicas then changes the result, and the moving moments are their means
-            over the replicas.
-          clip_norm: Largest global norm of the gradient of the global batch, or that of each
-            optimizer by its name; None: no clipping.
-          weight_average: Keeps an average of the weights, which evaluation and export use; None:
-            no average.
-          loss_scale: "auto" uses dynamic loss scaling if the model computes in float16; None:
-            no loss scaling.
+            microbatch on all replicas; "per_replica", those of each replica, so that the number of
+            replicas changes the result, and moving moments are means over the replicas.
+          clip_norm: Largest global norm of the gradient, or that of each optimizer by its name.
+          weight_average: Keeps an average of the weights, which evaluation and export use.
+          loss_scale: "auto" scales the loss dynamically if the model computes in float16.
           max_skipped_updates: Consecutive overflows after which training counts as diverged.
           steps_per_loop: Updates per call of the training loop; None adapts to about a second.
-          data_on_device: Whether to keep the arrays on the devices and gather batches there; "auto"
-            decides by size. Results do not change.
+          data_on_device: Whether arrays lie on the devices; "auto" decides by size.
           communication: Options of the all-reduce: collectives, buffer size, timeout.
-          jit_compile: Whether XLA compiles forward and backward pass, and the update: "on", "off",
-            or "auto": on GPUs, except for what XLA cannot compile. Changes only rounding.
-          remat: Selects layers that the backward pass computes again, to take less memory; None:
-            none. Results do not change.
+          jit_compile: Whether XLA compiles the passes and the update, which changes only rounding:
+            "on", "off", or "auto": on GPUs, except for what XLA cannot compile.
+          remat: Selects layers that the backward pass computes again, to take less memory. Results
+            do not change.
           shard_optimizer_state: Whether each replica keeps the slots of its share of the weights
-            alone, to take less memory. Changes only rounding. `optimizer.variables` then hold
-            shares.
+            alone, to take less memory. Changes only rounding.
 
         Raises:
           ConfigError: If an argument is out of range, model or optimizer was made outside the
@@ -153,7 +145,6 @@ class Trainer:
         self.pipelines = data.train
         """Pipeline of each source of training data, by its name; "" if there is only one."""
         self.has_eval_data = eval_data is not None
-        """Whether the trainer has evaluation data."""
         self.eval_pipeline = self._eval_pipeline(eval_data) if self.has_eval_data else None
         """Pipeline of the evaluation data; None without any."""
         checks.check_same_data(strategy, data.train, self.eval_pipeline)
@@ -191,7 +182,7 @@ class Trainer:
         self.eval_metric_names = self._evaluations.names
         """Names of the metrics that `evaluate` returns, "loss" first; () if the task has none."""
         self.updates_per_step = {name: one.times for name, one in plan.applied.items()}
-        """Updates of each optimizer in a step, by its name; None if that depends on a tensor."""
+        """Updates of each optimizer in a step, by its name; None if a tensor says how many."""
         self.sharding = update.sharding
         """The shares of the optimizers' slots; None if each replica holds whole slots."""
         self.averages = update.averages
@@ -219,8 +210,6 @@ class Trainer:
             )
         super().__setattr__(name, value)
 
-    # ------------------------------------------------------------ training
-
     def train(
         self,
         steps: int | None = None,
@@ -238,19 +227,16 @@ class Trainer:
           progress: Whether to show a progress bar in a terminal or a notebook.
 
         Returns:
-          Means of loss and metrics since they were last read, here or by an action
-          (`read_metrics`). After `request_stop` the metrics are returned but not reset.
+          Means of loss and metrics since they were last read (`read_metrics`). After `request_stop`
+          the metrics are returned but not reset.
 
         Raises:
           TrainingDiverged: If the loss is not finite, or if `max_skipped_updates` updates in a row
             were skipped.
-          KeyboardInterrupt: On SIGINT, in the main thread under Python's default handler. Training
-            ends as after `request_stop`: the trainer can be saved, and can train further.
-          ConfigError: If not one length is given, the task cannot be trained, the call is within
-            `evaluation_weights` or an iterator of `predict_batches` is open, or other variables
-            are to be trained than before.
+          KeyboardInterrupt: On SIGINT, in the main thread, after the end of the loop.
+          ConfigError: If not one length is given, the task cannot be trained, the model holds the
+            evaluation weights, or other variables are to be trained than before.
           DataError: If the data cannot be read, or all examples so far have weight 0.
-          WorkerLost: If a parameter server was lost.
         """
         self.check_idle("Trainer.train")
         if epochs is not None:
@@ -269,10 +255,9 @@ class Trainer:
     def request_stop(self) -> None:
         """Ends `train` after the current update. May be called from any thread.
 
-        On one GPU with resident data, `train` may end up to 32 updates later, of which XLA compiles
-        a loop. If `train` is not running, the next call ends before its first update. Several
-        workers end together, after the current loop, if any worker calls this method. With
-        parameter servers, training also ends after the current loop.
+        On one GPU with resident data, `train` may end up to 32 updates later. If `train` is not
+        running, the next call ends before its first update. Several workers, and parameter servers,
+        end after the current loop, if any worker calls this method.
         """
         self._runner.stop.request()
 
@@ -288,8 +273,7 @@ class Trainer:
     def check_finite(self) -> None:
         """Raises TrainingDiverged if a weight, slot, statistic or average is not finite.
 
-        Variables that were not finite when the trainer was made are ignored. Eager, cross-replica
-        context, on all workers.
+        Variables that were never finite are ignored. Eager, cross-replica context, on all workers.
         """
         self._finite.check(self.step)
 
@@ -304,11 +288,7 @@ class Trainer:
         return self._runner.busy()
 
     def check_idle(self, call: str) -> None:
-        """Raises ConfigError if `train` is running, in which a callback or an action makes a call.
-
-        Args:
-          call: The call, for the error.
-        """
+        """Raises ConfigError if `train` runs, in which a callback or an action makes a call."""
         self._runner.check_idle(call)
 
     def restore(self, state: TrainingState) -> None:
@@ -325,24 +305,19 @@ class Trainer:
             check_same_classes(self._data.first.source, pipeline.source)
         return pipeline
 
-    # ------------------------------------------------------------ evaluation and prediction
-
     def evaluate(self, data: Any = None, *others: Any, averaged: bool = True) -> dict[str, float]:
         """Returns loss and metrics of a data set, each example counted once.
 
         Eager, cross-replica context, on all workers.
 
         Args:
-          data: As `train_data`; None takes the trainer's `eval_data`, whose means are added to
-            `history`.
+          data: As `train_data`; None takes `eval_data`, and adds the means to `history`.
           *others: Must be empty.
-          averaged: Whether to evaluate the averaged weights, if the trainer keeps an average.
-            Within `evaluation_weights` the weights of that block are evaluated.
+          averaged: Whether to evaluate the averaged weights, but within `evaluation_weights`.
 
         Raises:
           ConfigError: If there are no data, or several.
-          DataError: If the data cannot be read, have other features than the training data, or if
-            all examples have weight 0.
+          DataError: If the data cannot be read, do not fit the task, or have no weight.
           KeyboardInterrupt: On SIGINT, in the main thread, after the evaluation.
         """
         self._check_call("evaluate", others)
@@ -367,8 +342,7 @@ class Trainer:
         Eager, cross-replica context, on all workers.
 
         Args:
-          data: As `train_data`, without the features that `predict` does not read; or an array or
-            a `tf.data.Dataset` of inputs.
+          data: As `train_data`, of features that `predict` reads; or inputs alone.
           *others: Must be empty.
           averaged: As in `evaluate`.
 
@@ -377,8 +351,7 @@ class Trainer:
 
         Raises:
           ConfigError: If the task has no `predict` or its outputs are not [batch, …].
-          DataError: If the data cannot be read, or a feature is missing or has another shape than
-            in the training data.
+          DataError: If the data cannot be read, or do not fit the task.
           KeyboardInterrupt: On SIGINT, in the main thread, after the prediction.
         """
         self._check_call("predict", others)
@@ -396,11 +369,9 @@ class Trainer:
     ) -> Generator[tuple[Any, dict[str, Any]] | None, None, None]:
         """Yields the outputs of the task's `predict` batch by batch, which needs little memory.
 
-        The model holds the evaluation weights until the last batch, or until the iterator is
-        closed; training before that is an error. If several iterators, or a block of
-        `evaluation_weights` around them, are open, the first one determines the weights, and the
-        last one to end restores the model's own. Eager, cross-replica context, on all workers, each
-        of which must take all batches.
+        The model holds the evaluation weights until the iterator ends or is closed. With several,
+        the first determines the weights, and the last one restores the model's own. Eager,
+        cross-replica context, on all workers, each of which must take all batches.
 
         Args:
           data: As in `predict`.
@@ -411,12 +382,10 @@ class Trainer:
           keeps: Whether this process needs the outputs. If False, each batch is None.
 
         Yields:
-          The outputs, arrays [b, …] in the structure that `predict` of the task returns, and a dict
-          of the features. The last batch may have fewer rows than the others.
+          The outputs, arrays [b, …] in the structure of `predict`, and a dict of the features.
 
         Raises:
-          ConfigError: As `predict`.
-          DataError: As `predict`, or if the data lack one of `features`.
+          DataError: If the data lack one of `features`. Other errors are those of `predict`.
         """
         self._check_call("predict_batches")
         with self.evaluation_weights(averaged=averaged):
@@ -425,23 +394,16 @@ class Trainer:
             )
 
     def check_predicts(self, what: str) -> None:
-        """Checks that the task has outputs.
-
-        Args:
-          what: Name of what needs the outputs, for the error.
-
-        Raises:
-          ConfigError: If the task has no `predict`, or the strategy is asynchronous.
-        """
+        """Raises ConfigError if the task has no outputs for `what` to predict."""
         self._predictions.check_predicts(what)
 
     def evaluation_weights(self, *, averaged: bool = True) -> AbstractContextManager[None]:
         """Gives the model the weights for evaluation and export within the `with` block.
 
-        These weights are the averages, if the trainer keeps them and `averaged` is True, or else
-        the model's own. After the block, and after the last batch of iterators of `predict_batches`
-        that are still open, the model's own weights are restored bit for bit; training and
-        checkpoints need the own weights. Eager, cross-replica context, on all workers.
+        These weights are the averages, if the trainer keeps them and `averaged` is True. After the
+        block, and after the last open iterator of `predict_batches`, the model's own weights are
+        restored bit for bit; training and checkpoints need these. Eager, cross-replica context, on
+        all workers.
         """
         return self._weights.applied(averaged)
 
@@ -458,8 +420,6 @@ class Trainer:
             )
         self._workers.check_together(f"Trainer.{method}")
         self._runner.check_not_lost()
-
-    # ------------------------------------------------------------ readings
 
     @property
     def state(self) -> TrainingState:
@@ -487,11 +447,7 @@ class Trainer:
 
     @property
     def variables_in_use(self) -> list[tf.Variable]:
-        """Variables that the traced loop reads or writes, with each replica's copy.
-
-        Without those that hold values during an update alone. Empty before the first trace, and
-        always empty with parameter servers.
-        """
+        """Variables that the traced loop uses and keeps; empty with parameter servers."""
         stand_ins = self.sharding.handles_of_stand_ins if self.sharding else ()
         used = self._runner.loop.variables
         return [variable for variable in used if id(variable.handle) not in stand_ins]
@@ -516,10 +472,8 @@ class Trainer:
         """Returns the means of loss and metrics since the last read, and resets them.
 
         Adds them to `history`. With `clip_norm`, the result also holds "gradient_norm", the mean
-        global norm before clipping, with a "/NAME" for each of several optimizers.
-
-        Raises:
-          DataError: If the feature "weight" was 0 for all examples so far.
+        global norm before clipping, with a "/NAME" for each of several optimizers. Raises DataError
+        if the feature "weight" was 0 for all examples so far.
         """
         is_new = self.step > self._runner.last_read
         self._runner.check_some_weight()
@@ -539,11 +493,7 @@ class Trainer:
         return self._data.first.steps_per_epoch
 
     def count_examples(self) -> None:
-        """Counts the examples of data of unknown length, by reading them once.
-
-        Raises:
-          DataError: If the data have no end.
-        """
+        """Counts the examples of data of unknown length; DataError if they have no end."""
         self._data.first.count_examples()
 
     def epoch_at(self, step: int) -> float:

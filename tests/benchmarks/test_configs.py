@@ -1,32 +1,40 @@
-"""Tests of the benchmark that repeats the figures in the headers of the configs."""
+"""The figures in the headers of the configs, which a benchmark repeats."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-from benchmarks.configs import STATED
+from benchmarks.configs import STATED, commands_of, distance
+from benchmarks.harness import ROOT
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = ROOT / "configs"
 
 
 def header(name):
-    lines = (CONFIGS / name).read_text().splitlines()
+    lines = (CONFIGS / f"{name}.gin").read_text().splitlines()
     ends = next(i for i, line in enumerate(lines) if not line.startswith("#"))
     return " ".join(line[2:] for line in lines[:ends])
 
 
-@pytest.mark.parametrize("stated", STATED, ids=lambda s: f"{s.config}-{s.metric}-{s.texts[0]}")
-def test_the_header_states_the_figure(stated):
-    text = header(stated.config)
-    for figure in (*stated.texts, *stated.params):
-        assert figure in text
+@pytest.mark.parametrize("config", dict.fromkeys(name for name, *_ in STATED))
+def test_the_header_states_the_figures_and_the_command(config):
+    for name, _, figures in STATED:
+        for figure in figures.split(" or ") if name == config else ():
+            assert figure in header(config)
+    *_, last = commands_of(CONFIGS / f"{config}.gin")
+    assert last[:3] == ["python", "-m", "ddl.main"]
+    assert f"--gin_file=configs/{config}.gin" in last
 
 
 def test_each_config_that_states_an_accuracy_is_repeated():
     stating = {
-        path.name
+        path.stem
         for path in CONFIGS.glob("*.gin")
-        if re.search(r"test digits|test images|test penguins|rest of the play", header(path.name))
+        if re.search(r"test digits|test images|test penguins|rest of the play", header(path.stem))
     }
-    assert stating == {stated.config for stated in STATED}
+    assert stating == {name for name, *_ in STATED}
+
+
+def test_a_distance_is_to_the_nearest_figure_in_tolerances():
+    assert distance("98.3% or 99.2%", 0.986) == pytest.approx(0.5)
+    assert distance("all 67", 0.99) == pytest.approx(0.5)

@@ -34,27 +34,18 @@ class Lists:
         return [self.one(index) for index in indices]
 
 
-class Blocks(Items):
-    """As ddl's own readers."""
-
-    def rows(self, indices):
-        return {"x": np.stack([self[i]["x"] for i in indices.tolist()]).astype(">i2")}
-
-
 def examples(count=10):
     return [{"x": np.full([2], i, np.float32), "label": i} for i in range(count)]
 
 
-@pytest.mark.parametrize("kind", [Items, Lists, list, Blocks])
+@pytest.mark.parametrize("kind", [Items, Lists, list])
 def test_items_become_rows(kind):
     source = Source(kind(examples()), files=["a"])
     assert (len(source), source.arrays, source.files) == (10, None, ("a",))
-    dtype = tf.int16 if kind is Blocks else tf.float32
-    assert source.element_spec["x"] == tf.TensorSpec([2], dtype, "x")
+    assert source.element_spec["x"] == tf.TensorSpec([2], tf.float32, "x")
     rows = source.rows(np.array([7, 0, 7]))
     assert rows["x"].tolist() == [[7, 7], [0, 0], [7, 7]]
-    assert rows["x"].dtype == dtype.as_numpy_dtype
-    assert kind is Blocks or rows["label"].tolist() == [7, 0, 7]
+    assert rows["label"].tolist() == [7, 0, 7]
 
 
 def crop(item, seed):

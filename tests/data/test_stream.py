@@ -1,5 +1,7 @@
 """A user's pipeline as it is: every form gives the batches of the same examples."""
 
+import threading
+
 import keras
 import numpy as np
 import pytest
@@ -70,7 +72,6 @@ UNKNOWN = {
     ),
     "a PyDataset": lambda: type("Still", (Batches,), {"on_epoch_end": lambda self: None})(),
     "a generator": lambda: one_by_one,
-    "a generator of batches": lambda: stream(in_fours, batched=True),
 }
 
 
@@ -100,8 +101,8 @@ def generated(epoch):
 @pytest.mark.parametrize(
     "make", [lambda: epochs, lambda: generated, Batches, lambda: examples().repeat(3)]
 )
-@pytest.mark.parametrize("first", [1, 7])
-def test_a_run_resumes_at_any_batch(make, first):
+def test_a_run_resumes_at_any_batch(make):
+    first = 7
     whole = labels(make(), 4, 0, first + 3)
     assert labels(make(), 4, first, 3) == whole[first:]
 
@@ -144,7 +145,6 @@ def ragged():
 
 
 WRONG = {
-    "empty": (lambda: examples().take(0), "at least 1 example, got 0"),
     "tokens of any length": (
         lambda: tf.data.Dataset.from_generator(ragged, output_signature=tf.TensorSpec([None])).map(
             lambda t: {"token": t}
@@ -170,3 +170,17 @@ WRONG = {
 def test_wrong_data_are_refused_at_the_start(make, told):
     with pytest.raises((DataError, ConfigError), match=told):
         stream(make())
+
+
+def test_the_workers_of_a_py_dataset_read_at_once():
+    both = threading.Barrier(2)
+
+    class Meeting(Batches):
+        def __getitem__(self, number):
+            if self.workers > 1:
+                both.wait(60)
+            return super().__getitem__(number)
+
+    found = stream(Meeting())
+    found._data._data.workers = 2
+    assert labels(found, 4, count=3) == PASS

@@ -4,12 +4,9 @@ import os
 import re
 import signal
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
-from ddl.distribution import workers
-from ddl.errors import ConfigError, DdlError
 from tests.distribution.whole_clusters import (
     arguments,
     finish,
@@ -64,20 +61,3 @@ def test_workers_that_differ_are_refused_with_the_differences(tmp_path):
             *("worker 0: ddl 0.1.0", "worker 0: LEARNING_RATE", "worker 0: SEED"),
         }
     assert not list(model_dir.glob("*"))
-
-
-def test_a_failure_of_one_is_a_failure_of_all(monkeypatch):
-    """With the status of the one that failed, whichever error that was."""
-    two, others = workers.Workers(tf.distribute.get_strategy()), [0.0]
-    monkeypatch.setattr(two, "gather", lambda own: np.array([own, others]))
-    with two.failing_together():
-        pass
-    for others[0] in (0.0, 70.0):
-        with pytest.raises(ConfigError, match="here"), two.failing_together():
-            raise ConfigError("here")
-    with (
-        pytest.raises(DdlError, match=r"output of worker 1 shows .* start all work") as raised,
-        two.failing_together(),
-    ):
-        pass
-    assert (type(raised.value), raised.value.exit_status) == (DdlError, 70)

@@ -12,13 +12,7 @@ PAGES = [
 
 
 class Block(NamedTuple):
-    """A code block.
-
-    Attributes:
-      page: Where it stands.
-      language: Of the block, such as `sh`; empty for none.
-      text: Its lines.
-    """
+    """A code block: its page, its language, such as `sh`, and its lines."""
 
     page: Path
     language: str
@@ -31,40 +25,32 @@ def blocks(page: Path) -> list[Block]:
     return [Block(page, language, text) for language, text in found]
 
 
+ALL_BLOCKS = [block for page in PAGES for block in blocks(page)]
+
+
 def prose(page: Path) -> str:
     """Returns a page without its code blocks."""
     return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
-def spans(page: Path) -> list[str]:
-    """Returns what stands in backticks outside of code blocks."""
-    return re.findall(r"`([^`\n]+)`", prose(page))
-
-
 def all_code() -> list[tuple[Path, str]]:
     """Returns each code block and each text in backticks, with its page."""
-    found = [(page, span) for page in PAGES for span in spans(page)]
-    return found + [(page, block.text) for page in PAGES for block in blocks(page)]
+    spans = [(page, span) for page in PAGES for span in re.findall(r"`([^`\n]+)`", prose(page))]
+    return spans + [(block.page, block.text) for block in ALL_BLOCKS]
 
 
 def files() -> dict[str, str]:
     """Returns the code blocks that begin with the name of their file: text by name."""
-    found = {}
-    for page in PAGES:
-        for block in blocks(page):
-            if name := re.match(r"# ([\w.]+\.(?:py|gin))\n", block.text):
-                assert name[1] not in found, f"{name[1]} stands on two pages"
-                found[name[1]] = block.text
+    found: dict[str, str] = {}
+    for block in ALL_BLOCKS:
+        if name := re.match(r"# ([\w.]+\.(?:py|gin))\n", block.text):
+            assert name[1] not in found, f"{name[1]} stands on two pages"
+            found[name[1]] = block.text
     return found
 
 
-def commands() -> dict[str, Path]:
-    """Returns each command of the `sh` blocks once, with the first page that has it."""
-    found: dict[str, Path] = {}
-    for page in PAGES:
-        for block in blocks(page):
-            if block.language == "sh":
-                for line in block.text.replace("\\\n", " ").splitlines():
-                    if command := re.sub(r"\s+# .*", "", line).strip():
-                        found.setdefault(command, page)
-    return found
+def commands() -> list[str]:
+    """Returns each command of the `sh` blocks once."""
+    shown = [block.text.replace("\\\n", " ") for block in ALL_BLOCKS if block.language == "sh"]
+    lines = [re.sub(r"\s+# .*", "", line).strip() for text in shown for line in text.splitlines()]
+    return list(dict.fromkeys(filter(None, lines)))

@@ -13,7 +13,6 @@ import tensorflow as tf
 import ddl
 from ddl import config
 from ddl.distribution.communication import Communication
-from ddl.distribution.workers import Workers
 from ddl.run import train
 from tests.conftest import make_strategy
 
@@ -34,20 +33,8 @@ def teacher() -> str:
     return f"Distill.teacher = '{path}'"
 
 
-@functools.cache
-def pretrained() -> str:
-    """Returns the parameter with the run whose layers are fine-tuned."""
-    config.load([f"{ROOT}/configs/digits_cnn.gin"], SMALL)
-    strategy = make_strategy("one_device", 1)
-    _, trainer = train.build(train.Placement(strategy, Communication()), Workers(strategy))
-    checkpoints = ddl.Checkpoints(f"{_INPUTS.name}/digits/checkpoints", trainer)
-    checkpoints.save()
-    checkpoints.finish()
-    return f"WarmStart.checkpoint = '{_INPUTS.name}/digits'"
-
-
-# Parameters of the examples that read the result of another run.
-INPUTS = {"distillation": teacher, "fine_tuning": pretrained}
+# Parameters of the example that reads the result of another run.
+INPUTS = {"distillation": teacher}
 
 
 def text_of(example) -> str:
@@ -57,7 +44,7 @@ def text_of(example) -> str:
 def run(example, model_dir, strategy, *more, **arguments):
     """Makes a run of `ddl.main` in this process."""
     params = [INPUTS[example]()] if example in INPUTS else []
-    if any(f"include '{name}" in text_of(example) for name in ("digits_cnn", "from_")):
+    if "include 'digits_cnn" in text_of(example):
         params += SMALL
     keras.utils.clear_session()  # names as in a new process
     config.load([f"{ROOT}/examples/{example}.gin"], [*params, *more])

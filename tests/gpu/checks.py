@@ -26,7 +26,7 @@ Strategy = tf.distribute.Strategy
 
 _NOISY = "combined: noise, accumulation, uneven batches made on the host, Lamb"
 """Draws normal numbers in float32, of which XLA rounds some otherwise. Without XLA an H200 drew
-those of a CPU, and yet the case differed by 5e-8; docs/gpus.md."""
+those of a CPU, and yet the case differed by 5e-8."""
 
 
 @dataclasses.dataclass(frozen=True)

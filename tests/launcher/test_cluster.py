@@ -120,15 +120,6 @@ def test_one_that_ignores_sigterm_is_killed_after_the_grace(play, capsys):
     assert "killed worker 0: it did not end within 10 s of SIGTERM." in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("statuses", "worst"),
-    [([0, 75], 75), ([77, 75], 77), ([77, 1, 75], 1), ([77, 3, 0], 3), ([1, 76, -9], -9)],
-    ids=str,
-)
-def test_the_worst_status_is_that_of_the_whole(statuses, worst):
-    assert max(statuses, key=cluster.badness) == worst
-
-
 # ------------------------------------------------------------ restarts
 
 

@@ -52,9 +52,3 @@ def test_each_worker_has_a_gpu(monkeypatch, tmp_path, listed, named, gpus):
     assert visible(tmp_path, monkeypatch, listed, named) == gpus
     with pytest.raises(ConfigError, match="needs 3 gpus for --num_workers=3, got 2. Lower"):
         visible(tmp_path, monkeypatch, listed, named, workers=3)
-
-
-@pytest.mark.parametrize(("named", "wrong"), [("0,4", "4"), ("-1", "-1"), ("1,0,1", "1")])
-def test_a_gpu_that_cuda_would_hide_is_an_error(monkeypatch, tmp_path, named, wrong):
-    with pytest.raises(ConfigError, match=f"lists, each once.*got '{named}'. Correct '{wrong}'"):
-        visible(tmp_path, monkeypatch, TWO, named)

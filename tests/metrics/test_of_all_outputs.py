@@ -25,10 +25,6 @@ class Pairs:
         return {"sum": tf.reduce_sum(features["x"], 1), "out": self.model(features["x"])}
 
 
-class Silent(Pairs):
-    predict = None
-
-
 def trainer_of(metrics, replicas=1, task=Pairs, data=None, **options):
     strategy = make_strategy("mirrored" if replicas > 1 else "one_device", replicas)
     with strategy.scope():
@@ -73,8 +69,6 @@ def test_rows_of_weight_0_are_left_out(features):
     trainer = trainer_of(metric, data={**DATA, "weight": weight})
     found = trainer.evaluate()
     assert (found["rows"], found["features"]) == (N // 3 * 2, len(features))
-    # Data without weights, of the same form.
-    assert trainer.predict(DATA, weightless=False)["sum"].shape == (N,)
 
 
 def test_the_memory_is_checked_before():
@@ -86,22 +80,5 @@ def test_the_memory_is_checked_before():
     fits = OfAllOutputs(lambda o, f: {"n": 0}, ["n"], features=["place"], max_bytes=20 * N)
     assert trainer_of(fits).evaluate()["n"] == 0
     wants = OfAllOutputs(none, ["n"], features=["place"], max_bytes=20 * N - 1)
-    with pytest.raises(ConfigError, match=r"21 examples .* need 420 bytes, 20 each, .* is 419"):
+    with pytest.raises(ConfigError, match="need more than the 419 bytes of OfAllOutputs.max_bytes"):
         trainer_of(wants).evaluate()
-
-
-def constant(value):
-    return OfAllOutputs(lambda outputs, features: value, ["n"])
-
-
-@pytest.mark.parametrize(
-    ("metrics", "task", "message"),
-    [
-        (constant({"m": 1}), Pairs, "each figure, n, to a number, got {'m': 1}"),
-        (constant({"n": 1}), Silent, "Silent has no outputs to predict"),
-        ([constant({"n": 1})] * 2, Pairs, "Two of Trainer.corpus_metrics have .* 'n'"),
-    ],
-)
-def test_what_is_refused(metrics, task, message):
-    with pytest.raises(ConfigError, match=message):
-        trainer_of(metrics, task=task).evaluate()

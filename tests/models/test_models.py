@@ -90,19 +90,6 @@ def test_a_model_that_was_exported(tmp_path):
         models.load_exported(tmp_path / "broken.keras")
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: models.gpt(16, 6, width=8, heads=3), "divide gpt.width, got 3 .* Change one"),
-        (lambda: models.vit((30, 32, 3), 2), "vit.patch must divide .* 16 for 30 × 32"),
-        (lambda: models.table_mlp(2), "or both; got neither. Set table_mlp.numbers"),
-    ],
-)
-def test_what_is_refused(build, message):
-    with pytest.raises(ConfigError, match=message):
-        build()
-
-
 def test_numbers_are_scaled_in_the_dtype_of_the_inputs():
     """200 and 200.4 are one number in bfloat16, and 70,000 is too large for float16.
 

@@ -83,7 +83,7 @@ HOSTILE = "[/bold]:smile:\x1b[2J\x9b\u202e"
 def test_names_are_neither_markup_nor_control_sequences(terminal):
     text = io.StringIO()
     console = RunConsole(Console(file=text, force_terminal=terminal, width=200))
-    console.summary("ddl", {HOSTILE: HOSTILE})
+    console.summary({HOSTILE: HOSTILE})
     console.start(0, 100)
     console.advance(50, {HOSTILE: 1.0})
     console.write(50, 0.5, "eval", {HOSTILE: 1.0})
@@ -95,7 +95,7 @@ def test_names_are_neither_markup_nor_control_sequences(terminal):
 
 def test_summary():
     console, text = plain()
-    console.summary("ddl", {"devices": "[CPU:0]", "replicas": "1"})
+    console.summary({"devices": "[CPU:0]", "replicas": "1"})
     assert text.getvalue() == "devices: [CPU:0]\nreplicas: 1\n"
 
 

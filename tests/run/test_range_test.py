@@ -65,7 +65,7 @@ def test_training_continues_as_if_there_had_been_no_test(replicas):
         if tested:
             found = ddl.find_learning_rate(trainer, 1e-3, 1e30, steps=30)
             assert np.isfinite(found.losses).all()
-        assert (trainer.step, trainer.learning_rate) == (2, 0.125)
+        assert (trainer.step, trainer.learning_rates["learning_rate"]) == (2, 0.125)
         trainer.train(3)
         results.append([*trainer.model.get_weights(), *map(np.array, trainer.optimizer.variables)])
     for expected, got in zip(*results, strict=True):
@@ -73,7 +73,7 @@ def test_training_continues_as_if_there_had_been_no_test(replicas):
 
 
 def test_a_divergence_at_once_asks_for_a_lower_start(trainer):
-    with pytest.raises(ConfigError, match="within 10 updates .* smaller `lowest`"):
+    with pytest.raises(ConfigError, match="Lower `lowest`"):
         ddl.find_learning_rate(trainer, 1e100, 1e200, steps=20)
     assert trainer.step == 0
 
@@ -82,11 +82,11 @@ def test_a_divergence_at_once_asks_for_a_lower_start(trainer):
     "arguments", [{"lowest": 0.0}, {"lowest": 1.0, "highest": 0.1}, {"steps": 5}]
 )
 def test_arguments_out_of_range(trainer, arguments):
-    with pytest.raises(ConfigError, match="needs 0 < lowest < highest < inf and steps of at least"):
+    with pytest.raises(ConfigError, match="needs 0 < lowest < highest and at least 10 steps"):
         ddl.find_learning_rate(trainer, **arguments)
 
 
 def test_a_schedule_is_refused():
     schedule = keras.optimizers.schedules.CosineDecay(0.1, 10)
-    with pytest.raises(ConfigError, match="a number, got CosineDecay. Pass a trainer"):
+    with pytest.raises(ConfigError, match="a number, got 1 optimizers and CosineDecay"):
         ddl.find_learning_rate(trainer_with(lambda: keras.optimizers.SGD(schedule)))

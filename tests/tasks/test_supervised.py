@@ -203,18 +203,3 @@ def test_figures_are_keras_ones(loss, outputs, activation, labels, metrics):
 def test_bad_data(data, error, message):
     with pytest.raises(error, match=message):
         ddl.Trainer(ddl.Supervised(model(), "mse"), "sgd", data, global_batch_size=8)
-
-
-@pytest.mark.parametrize(
-    ("loss", "metrics", "name"),
-    [
-        ("categorical_crossentropy", [], "loss 'categorical_crossentropy'"),
-        (TAG_LOSS, ["categorical_accuracy"], "'categorical_accuracy'"),
-    ],
-)
-def test_integer_labels_where_keras_needs_one_hot_rows(loss, metrics, name):
-    """Keras's accuracy would take the index of the largest label of the batch as the class."""
-    task = ddl.Supervised(model(3, "softmax"), loss, metrics=metrics)
-    remedy = r".* got outputs \(\d+, 3\) for labels .* For integer labels, use 'sparse_categorical_"
-    with pytest.raises(ConfigError, match=f"{name} needs {remedy}"):
-        ddl.Trainer(task, "sgd", (X, CLASSES), global_batch_size=8)

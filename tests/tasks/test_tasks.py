@@ -56,16 +56,6 @@ def test_integer_and_one_hot_labels_give_the_same():
         np.testing.assert_array_equal(integers.metrics[name], rows.metrics[name])
 
 
-@pytest.mark.parametrize("label", [LABELS, np.eye(3)[LABELS]])
-def test_label_smoothing_is_that_of_keras(label):
-    loss = keras.losses.CategoricalCrossentropy(True, label_smoothing=0.1, reduction=None)
-    task = ddl.Classification(mlp((4,), 3), label_smoothing=0.1)
-    expected = loss(np.eye(3)[LABELS], task.model(X))
-    np.testing.assert_allclose(of(task, image=X, label=label).loss, expected, rtol=1e-5)
-    task = ddl.Classification(task.model, loss=loss)
-    np.testing.assert_allclose(of(task, image=X, label=np.eye(3)[LABELS]).loss, expected, rtol=1e-5)
-
-
 def test_a_language_model_predicts_the_next_token():
     task, tokens = ddl.LanguageModel(small_gpt()), RANDOM.integers(0, 11, (3, 7))
     features = {"token": tokens[:, :-1], "next_token": tokens[:, 1:].astype("i4")}

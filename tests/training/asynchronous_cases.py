@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 import ddl
-from ddl import config, microbatch
+from ddl import config
 from ddl.distribution.cluster import ClusterRole, ClusterTimeouts
 from ddl.distribution.communication import Communication
 from ddl.distribution.parameter_servers import build_parameter_server_strategy, start_server
@@ -103,44 +103,6 @@ def counts(strategy: tf.distribute.Strategy) -> Any:
         "traces": trained.trace_count,
         "evaluation": [trained.evaluate(), alone.evaluate()],
     }
-
-
-def by_split(strategy: tf.distribute.Strategy) -> Any:
-    """Returns figures that only one split has, of training and evaluation, here and on one device.
-
-    With a learning rate of 0, the order of the workers' updates changes no figure.
-    """
-    set_precision("float32")
-
-    def trainer_on(strategy: tf.distribute.Strategy) -> ddl.Trainer:
-        with strategy.scope():
-            return ddl.Trainer(
-                _BySplit(parity_cases.cnn().model, metrics=["AUC"]),
-                keras.optimizers.SGD(0.0),
-                parity_cases.UNEVEN,
-                eval_data=parity_cases.UNEVEN,
-                global_batch_size=16,
-            )
-
-    trained, alone = map(trainer_on, (strategy, tf.distribute.OneDeviceStrategy("CPU:0")))
-
-    def copy_to_one_device() -> None:
-        for variable, value in zip(alone.model.variables, trained.model.variables, strict=True):
-            variable.assign(value.numpy())
-
-    copy_to_one_device()
-    training = [trained.train(5), alone.train(5)]
-    copy_to_one_device()  # the moving moments depend on the order of the batches
-    return [*training, trained.evaluate(), alone.evaluate()]
-
-
-class _BySplit(ddl.Classification):
-    def per_example(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
-        output = super().per_example(features, training)
-        ones = tf.ones_like(output.loss)
-        position = ones * tf.cast(microbatch.current().batch, ones.dtype)
-        own = {"twos": 2 * ones} if training else {"position": position}
-        return output._replace(metrics={**output.metrics, **own})
 
 
 def refused(strategy: tf.distribute.Strategy) -> Any:

@@ -79,13 +79,6 @@ def noisy() -> ddl.Classification:
     )
 
 
-def l2() -> ddl.Classification:
-    task = mlp()
-    for variable in task.model.trainable_variables:
-        variable.regularizer = keras.regularizers.L2(0.01)
-    return task
-
-
 class Tagging:
     """A task with a class for each token, a mask and sparse gradients of the embedding."""
 
@@ -148,27 +141,12 @@ _WHOLE = {"accumulation_steps": 1}
 
 CASES: dict[str, Case] = {
     "plain": Case(),
-    "accumulation 2 against the whole batch": Case(
-        arguments={"accumulation_steps": 2, "clip_norm": 0.05}, reference=_WHOLE
-    ),
     "accumulation 4 against the whole batch": Case(
-        task=l2, data=WEIGHED, arguments={"accumulation_steps": 4}, reference=_WHOLE
-    ),
-    "weights of tokens, sparse gradients": Case(
-        task=Tagging,
-        data=_sentences(),
-        optimizer=lambda: keras.optimizers.AdamW(0.01),
+        data=WEIGHED, arguments={"accumulation_steps": 4}, reference=_WHOLE
     ),
     "131 examples in batches of 32": Case(data=UNEVEN),
-    "BatchNormalization, 131 examples": Case(task=cnn, data=UNEVEN, in_float32=False),
     "BatchNormalization, accumulation 2": Case(
         task=cnn, data=UNEVEN, arguments={"accumulation_steps": 2}
-    ),
-    "keras.layers.Dropout, accumulation 4": Case(
-        task=lambda: mlp(dropout=0.3),
-        data=UNEVEN,
-        arguments={"accumulation_steps": 4},
-        reference=_WHOLE,
     ),
     "augmentation, batches made on the host": Case(
         task=augmented,
@@ -209,16 +187,8 @@ COMBINED = {
 }
 CASES |= COMBINED
 
-# The combined cases, and the cases that they would hide something of: clipping and optimizers with
-# adaptive rates hide the scale of the gradient, weights the path without a factor.
-SELECTED = (
-    "plain",
-    "accumulation 4 against the whole batch",
-    "BatchNormalization, 131 examples",
-    "augmentation, batches made on the host",
-    "LARS, sparse gradients",
-    *COMBINED,
-)
+
+SELECTED = tuple(CASES)
 
 
 def make_trainer(case: Case, strategy: tf.distribute.Strategy, precision: str, **arguments: Any):

@@ -9,7 +9,7 @@ import pytest
 import ddl
 from tests.conftest import make_strategy
 from tests.training.parity_cases import WEIGHED, Case, make_trainer, mlp
-from tests.training.test_trainer import all_copies, check_that_overflows_change_nothing
+from tests.training.test_trainer import all_copies
 
 RANDOM = np.random.default_rng(0)
 
@@ -72,9 +72,3 @@ def test_parity_with_updates_that_are_not_compiled(name):
     for one, other in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-10)
     assert all(np.isfinite(value).all() for value in weights)
-
-
-def test_an_overflow_on_one_replica_changes_no_replica():
-    check_that_overflows_change_nothing(
-        strategy_on(2), [1], batch_normalization=False, jit_compile="on"
-    )

@@ -5,8 +5,6 @@ import pytest
 import tensorflow as tf
 
 import ddl
-from ddl.data import BatchPipeline
-from ddl.training.loop import RowTables
 from tests.conftest import LikeGpus, make_strategy, save
 from tests.training.parity_cases import (
     CASES,
@@ -58,20 +56,3 @@ def test_resumed_within_an_epoch_to_the_bit(tmp_path, resident):
     resumed.train(6)
     for ours, theirs in zip(all_copies(resumed), all_copies(trainer), strict=True):
         np.testing.assert_array_equal(ours, theirs)
-
-
-def test_each_replicas_rows_lie_on_its_device():
-    """The rows of a distributed iterator, resident arrays, and the order of resident examples."""
-    replicas = 2
-    strategy = LikeGpus(replicas)
-    data = {"x": np.arange(40, dtype=np.int32)}
-    stream = BatchPipeline(ddl.data.Source(data), 8, resident=False)
-    resident = BatchPipeline(ddl.data.Source(data), 8, resident=True)
-    iterator = stream.iterator(strategy)
-    assert isinstance(iterator, tf.distribute.DistributedIterator)
-    _, tables = RowTables({"": resident}, strategy).at(0)
-    arrays = resident.resident_arrays(strategy)["x"]
-    for value in (next(iterator)["x"], tables[""]["index"], arrays):
-        parts = strategy.experimental_local_results(value)
-        assert [part.device[-5:] for part in parts] == [f"CPU:{i}" for i in range(replicas)]
-    assert {part.dtype for part in strategy.experimental_local_results(arrays)} == {tf.int64}

@@ -48,8 +48,6 @@ def test_figures_of_a_split():
     for wrong, message in (("test", "split must be"), (3, "split must be")):
         with pytest.raises(ConfigError, match=message):
             made_history().figures(wrong)
-    with pytest.raises(ConfigError, match=r"figures\('train'\)\['loss'\]"):
-        made_history()["loss"]
 
 
 def test_rows_after_a_step_are_dropped():

@@ -16,38 +16,13 @@ from tests.step.sharding.trainers import (
     figures,
     make,
     slot_bytes,
-    weights,
 )
-
-
-def without_kernels():
-    optimizer = adamw()
-    optimizer.exclude_from_weight_decay(var_names=["kernel"])
-    return optimizer
 
 
 @functools.cache
 def whole(optimizer, steps=5, **arguments):
     """The figures of a trainer with whole slots."""
     return figures(make(make_strategy("mirrored", 2), False, optimizer, **arguments), steps)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "arguments"),
-    [
-        (
-            without_kernels,
-            {"accumulation_steps": 2, "weight_average": ddl.ExponentialMovingAverage(0.9)},
-        ),
-        (functools.partial(keras.optimizers.Adam, 0.01, amsgrad=True), {"clip_norm": 0.3}),
-    ],
-)
-def test_updates_are_the_same(optimizer, arguments):
-    set_precision("float64")
-    strategy = make_strategy("mirrored", 2)
-    trainer = make(strategy, True, optimizer, **arguments)
-    assert_close(figures(trainer), figures(make(strategy, False, optimizer, **arguments)))
-    assert trainer.trace_count == 1
 
 
 def test_compiled_updates_are_the_same():
@@ -77,36 +52,6 @@ def test_each_replica_holds_its_share_of_the_slots():
     assert len(copies) == replicas * 4
     sizes = [tf.raw_ops.ReadVariableOp(resource=c.handle, dtype=c.dtype).shape for c in copies]
     assert all(size == [0] for size in sizes)
-
-
-class OwnSteps(ddl.Classification):
-    """Minimizes one loss, and applies gradients of another that it has computed with."""
-
-    def second(self, features, training):
-        logits = self.model(features["image"], training=training)
-        return ddl.PerExample(tf.reduce_sum(tf.square(logits), axis=-1))
-
-    def step(self, update, batch):
-        update.minimize(self.per_example, batch, optimizer="sgd")
-        second = update.gradients(self.second, batch)
-        second *= tf.minimum(tf.cast(1.0, second.norm().dtype), 1 / second.norm())
-        update.when(update.step % 2 == 0, lambda: update.apply(0.5 * second, "adam"))
-
-
-def two_optimizers():
-    return {"sgd": keras.optimizers.SGD(0.1, momentum=0.9), "adam": keras.optimizers.Adam(0.01)}
-
-
-def test_a_step_of_its_own_makes_the_same_updates():
-    set_precision("float64")
-    strategy = make_strategy("mirrored", 2)
-
-    def trained(shards):
-        trainer = make(strategy, shards, two_optimizers, OwnSteps)
-        trainer.train(3, progress=False)
-        return weights(trainer)
-
-    assert_close(trained(True), trained(False))
 
 
 # ------------------------------------------------------------ mutations

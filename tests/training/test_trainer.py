@@ -8,11 +8,9 @@ import functools
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 
 import ddl
-from ddl.errors import TrainingDiverged
 from ddl.precision import set_precision
 from ddl.training.actions import EachLoop
 from ddl.training.pace import Pace
@@ -106,23 +104,6 @@ def test_neither_the_length_of_the_loops_nor_an_evaluation_changes_a_bit():
         np.testing.assert_array_equal(value, expected)
 
 
-def test_float16_trains_and_an_overflow_is_skipped_and_halves_the_scale():
-    strategy, scale = make_strategy("mirrored", 2), ddl.LossScale(initial=2.0**24)
-    trainer = make_trainer(strategy, precision="mixed_float16", loss_scale=scale, clip_norm=1.0)
-    before = weights_and_slots(trainer)
-    # The first step takes several batches: each overflow skips one and halves the scale.
-    trainer.train(1)
-    assert trainer.step == 1
-    assert trainer.skipped_updates > 0
-    assert trainer.loss_scale == 2.0 ** (24 - trainer.skipped_updates)
-    assert all(np.isfinite(value).all() for value in weights_and_slots(trainer))
-    assert int(trainer.optimizer.iterations.numpy()) == 1
-    assert any((a != b).any() for a, b in zip(before, weights_and_slots(trainer), strict=True))
-    first = trainer.train(9)
-    assert first["loss"] > trainer.train(40)["loss"]
-    assert trainer.step == 50
-
-
 def overflowing_trainer(strategy, schedule, batch_normalization=True, **arguments):
     set_precision("mixed_float16")
     keras.utils.set_random_seed(3)
@@ -152,98 +133,6 @@ def all_copies(trainer) -> list[list[np.ndarray]]:
         [copy.numpy() for copy in trainer.strategy.experimental_local_results(variable)]
         for variable in [*variables, *trainer.averages.variables]
     ]
-
-
-@pytest.mark.parametrize(
-    ("name", "replicas", "accumulation_steps"),
-    [("mirrored", 2, 2), ("central_storage", 2, 1)],
-)
-def test_an_overflow_on_any_one_replica_changes_no_replica(name, replicas, accumulation_steps):
-    strategy = make_strategy(name, replicas)
-    check_that_overflows_change_nothing(
-        strategy, range(replicas), accumulation_steps=accumulation_steps
-    )
-
-
-def check_that_overflows_change_nothing(strategy, on_replicas, **arguments):
-    """Lets the replicas overflow one after the other: the first in batch 1, and so on."""
-    order = tf.constant([-1, *on_replicas])
-    trainer = overflowing_trainer(
-        strategy, lambda batch: order[batch], max_skipped_updates=1, **arguments
-    )
-    trainer.train(1)
-    before = all_copies(trainer)
-    for skipped in range(1, len(on_replicas) + 1):
-        # Calls the loop, which ends at the skipped update: `train` would raise TrainingDiverged,
-        # and trace the gradients once more to say where they overflowed.
-        state = trainer._runner.loop.run(trainer.state, 2)
-        assert int(state.skipped_in_a_row) == 1
-        trainer.state = state._replace(skipped_in_a_row=tf.zeros([], tf.int64))
-        for ours, theirs in zip(all_copies(trainer), before, strict=True):
-            np.testing.assert_array_equal(ours, theirs)
-        figures = (trainer.step, trainer.skipped_updates, trainer.loss_scale)
-        assert figures == (1, skipped, 1024.0 / 2**skipped)
-
-
-def test_too_many_overflows_in_a_row_are_a_divergence():
-    broken = {"image": IMAGES.astype(np.float32) * 1e30, "label": LABELS}
-    trainer = make_trainer(
-        make_strategy("one_device", 1), broken, precision="mixed_float16", max_skipped_updates=5
-    )
-    before = weights_and_slots(trainer)
-    with pytest.raises(TrainingDiverged, match="5 consecutive batches"):
-        trainer.train(10)
-    assert trainer.step == 0
-    for value, reference in zip(weights_and_slots(trainer), before, strict=True):
-        np.testing.assert_array_equal(value, reference)
-
-
-class WordBag:
-    """A task with an embedding, whose gradient is sparse and names rows more than once."""
-
-    def __init__(self):
-        table = keras.layers.Embedding(5, 3, name="table")
-        words = keras.Input((4,), dtype="int64")
-        x = keras.layers.GlobalAveragePooling1D()(table(words))
-        self.model = keras.Model(words, keras.layers.Dense(1)(x))
-
-    def per_example(self, features, training):
-        y = self.model(features["words"], training=training)[:, 0]
-        return ddl.PerExample((y - features["target"]) ** 2)
-
-
-def weights_with_adam(strategy, **arguments):
-    random = np.random.default_rng(1)
-    data = {"words": random.integers(0, 5, (32, 4)), "target": random.normal(size=32)}
-    set_precision("float64")
-    keras.utils.set_random_seed(3)
-    with strategy.scope():
-        task, optimizer = WordBag(), keras.optimizers.Adam(0.05)
-    trainer = ddl.Trainer(
-        task, optimizer, data, global_batch_size=16, strategy=strategy, **arguments
-    )
-    trainer.train(6)
-    return [variable.numpy() for variable in task.model.variables]
-
-
-@functools.cache
-def weights_with_adam_of_one_device():
-    return weights_with_adam(make_strategy("one_device", 1), accumulation_steps=4)
-
-
-@pytest.mark.parametrize(
-    ("where", "arguments"),
-    [
-        (("mirrored", 2), {"accumulation_steps": 2, "clip_norm": 1e9}),
-        (("central_storage", 2), {}),
-    ],
-    ids=str,
-)
-def test_sparse_gradients_with_adam(where, arguments):
-    """Adam squares the gradient, so the parts of a row must be added before."""
-    ours = weights_with_adam(make_strategy(*where), **arguments)
-    for value, expected in zip(ours, weights_with_adam_of_one_device(), strict=True):
-        np.testing.assert_allclose(value, expected, rtol=0, atol=1e-10)
 
 
 class ReducesInTraining(keras.layers.Layer):

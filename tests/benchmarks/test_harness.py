@@ -1,0 +1,95 @@
+"""The harness: turns, processes, intervals, and what a command writes."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks import harness
+from benchmarks.harness import ROOT, Contender, Options, Table, Target, text_of
+
+CASES = "tests.benchmarks.contender_cases:contender"
+
+
+def test_contenders_take_turns_and_another_begins_each_round():
+    calls = []
+    contenders = {name: lambda name=name: calls.append(name) or len(calls) for name in "abc"}
+    found = harness.interleaved(contenders, 3)
+    assert calls == list("abcbcacab")
+    np.testing.assert_array_equal(found["a"], [1, 6, 8])
+
+
+def test_contenders_run_in_fresh_processes_and_failures_are_named():
+    contenders = {name: Contender(CASES, name) for name in ("1.5", "fails", "breaks", "dies")}
+    contenders["workers"] = Contender(CASES, "0", [{"VALUE": "2"}, {"VALUE": "7"}])
+    found, notes = harness.compare(contenders, processes=2, rounds=1)
+    assert {name: list(values) for name, values in found.items()} == {
+        "1.5": [1.5, 1.5],
+        "workers": [7.0, 7.0],  # the slowest of those that compute at once
+    }
+    assert notes == [
+        "fails: skipped: why",
+        "breaks: ZeroDivisionError: by zero",
+        "dies: its process died",
+    ]
+
+
+def test_a_spread_is_median_lowest_and_highest():
+    assert harness.spread([5, 1, 2, 4, 3], 10) == [30, 10, 50]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "verdict"),
+    [
+        ("at least", 1.5, "met"),
+        ("at least", 1.4, "missed"),
+        ("at least", [1.6, 1.5, 2.0], "met"),
+        ("at least", [1.49, 1.4, 2.0], "open"),
+        ("at most", [1.45, 1.0, 1.5], "met"),
+        ("at most", [1.7, 1.6, 2.0], "missed"),
+    ],
+)
+def test_a_target_is_open_if_the_interval_holds_it(kind, value, verdict):
+    assert Target("speed", value, 1.5, kind).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("cell", "text"),
+    [
+        (0.0, "0"),
+        (0.012345, "0.0123"),
+        (12345.678, "12,346"),
+        (3e-9, "3e-09"),
+        (12345, "12,345"),
+        ("text", "text"),
+        ([1.5, 1.25, 10.0], "1.50 (1.25–10.0)"),
+    ],
+)
+def test_cells_show_three_digits(cell, text):
+    assert text_of(cell) == text
+
+
+def test_only_chooses_cases_by_their_text():
+    assert Options(only="MLP; 2").chosen(["MLP 1", "CNN 1", "CNN 2"]) == ["MLP 1", "CNN 2"]
+    with pytest.raises(SystemExit, match="No case contains 'GPT': MLP, CNN"):
+        Options(only="GPT").chosen(["MLP", "CNN"])
+
+
+def test_a_command_writes_its_result(tmp_path):
+    code = (
+        "import benchmarks.launch as b; from benchmarks import harness as h;"
+        "b.measure.__globals__['__spec__'].name = 'benchmarks.launch';"
+        "measure = type(b.measure)(b.measure.__code__, b.measure.__globals__);"
+        "b.independent = b.launched = lambda *_: 2.0; h.main(measure)"
+    )
+    command = [sys.executable, "-c", code, f"--results={tmp_path}", "--quick"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    result = json.loads((tmp_path / "launch.json").read_text())
+    assert result["title"] == "Workers started by ddl.launch"
+    assert result["command"] == "python -m benchmarks launch"
+    assert result["quick"]
+    assert Table(**result["tables"][0]).rows[0][0] == "one core"
+    assert "| one core |" in ended.stdout

@@ -1,0 +1,177 @@
+"""Every command and every code block of the documents works as shown."""
+
+import ast
+import importlib
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from pyarrow import csv, parquet
+
+from ddl import config, launch
+from ddl.cli.commands import parse
+from ddl.cli.flags import check_flags, config_flags, main_flags
+from tests.contract.commands import ddl_main
+from tests.documents.pages import ALL_BLOCKS, ROOT, Block, commands, files
+
+GIN = [block for block in ALL_BLOCKS if block.language == "gin"]
+MODULES = set(re.findall(r"^import (\w+)$", "\n".join(block.text for block in GIN), re.M))
+"""Modules that configs import."""
+
+# What a program prints, and how it is shortened.
+PROGRAMS = {
+    "denoise.py": (r"eval", {"train_epochs=10": "train_epochs=1"}),
+    "train_moons.py": (r"'accuracy': [\d.]+", {"train_epochs=20": "train_epochs=1"}),
+    "served.py": (r"tf.Tensor\(\[\[", {}),
+    "areas.py": (r"'auc_by_ranks': 0\.", {"train(200)": "train(2)"}),
+    "tagging.py": (r"'f1': 0\.", {"train(200)": "train(2)"}),
+    "two_heads.py": (r"'kind_loss'", {}),
+    "own_layers.py": (r"'accuracy'", {"train(100)": "train(2)"}),
+    "my_gan.py": (r"loss/real_or_fake", {"train(100)": "train(2)"}),
+    "private.py": (r"'accuracy'", {"train(20)": "train(2)"}),
+    "info_nce.py": (r"loss", {"train(100)": "train(2)"}),
+    "items.py": (r"^1000 {'image': TensorSpec\(shape=\(1,\)", {}),
+    "array_records.py": (r"^$", {}),
+    "range_test.py": (r"suggested \S+; tested", {}),
+    "averaged.py": (r"'accuracy'", {"train(200)": "train(2)"}),
+    "split_items.py": (r"\(2, 1\)", {}),
+    "item_vectors.py": (r"\(2, 2, 32\)", {}),
+    "notebook.py": (r"'accuracy'", {"train_epochs=5": "train_steps=2"}),
+    "images.py": (r"'accuracy'", {"train_epochs=20": "train_epochs=1"}),
+}
+# Not for a process that has started TensorFlow; tests/checking runs the check of a function.
+COMPILED = {"virtual_devices.py", "checked.py"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A folder that holds the configs, the files that the documents show, and data."""
+    path = tmp_path_factory.mktemp("documents")
+    for name in ("configs", "docs"):
+        (path / name).symlink_to(ROOT / name)
+    for name, text in files().items():
+        (path / name).write_text(text)
+    write_data(path / "data")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def within(folder, monkeypatch):
+    """Tests run in the folder; a `MirroredStrategy()` has one device, for many in a process."""
+
+    class OnOneDevice(tf.distribute.MirroredStrategy):
+        def __init__(self, **_):
+            reduction = tf.distribute.ReductionToOneDevice()
+            super().__init__(["CPU:0"], cross_device_ops=reduction)
+
+    monkeypatch.setattr(tf.distribute, "MirroredStrategy", OnOneDevice)
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+
+
+def write_data(folder: Path) -> None:
+    """Writes the files that docs/data.md reads."""
+    folder.mkdir()
+    pixels = np.random.default_rng(0).integers(0, 16, (64, 8, 8, 1)).astype("u1")
+    for number, image in enumerate(pixels):
+        for part in ("train", "test"):
+            file = folder / "images" / part / ("cat", "dog")[number % 2] / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            tf.io.write_file(str(file), tf.io.encode_png(image))
+    (folder / "text.txt").write_text("The quick brown fox jumps over the lazy dog.\n" * 20)
+    rows = [f"{20 + n},{n}.5,{('red', 'blue')[n % 2]},{('yes', 'no')[n % 2]}" for n in range(64)]
+    (folder / "test.csv").write_text("\n".join(["age,income,colour,bought", *rows]))
+    parquet.write_table(csv.read_csv(folder / "test.csv"), folder / "train.parquet")
+
+
+DDL = [one for one in commands() if one.startswith("python -m ddl.") and "--help" not in one]
+
+
+@pytest.mark.parametrize("command", DDL)
+def test_commands_parse_and_their_configs_load(command):
+    name, *arguments = shlex.split(command.removeprefix("python -m ddl."))
+    if name == "launch":
+        launch.build_cluster([name, *arguments])
+        arguments = arguments[arguments.index("--") + 1 :]
+    values = config_flags() if name == "check" else main_flags()
+    parse(values, [name, *arguments], "")
+    if name != "check":
+        check_flags(values)
+    config.load(values.gin_file, values.gin_param or ())
+
+
+@pytest.mark.parametrize("block", GIN, ids=lambda block: block.text.splitlines()[0])
+def test_configs_run(block: Block, folder):
+    (folder / "block.gin").write_text(block.text)
+    if "WarmStart" in block.text:
+        first = ("TRAIN_STEPS = 1", "EVAL_EVERY = None", "CHECKPOINT_EVERY = None")
+        params = [f"--gin_param={param}" for param in first]
+        ended = ddl_main("--gin_file=digits.gin", "--model_dir=runs/digits", *params)
+        assert ended.status == 0, ended.err
+    ended = ddl_main("--gin_file=block.gin", "--gin_search_path=configs", "--dry_run")
+    assert ended.status == 0, ended.err
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_run(name, folder, capsys):
+    printed, shorter = PROGRAMS[name]
+    text = files()[name]
+    for long, short in shorter.items():
+        assert long in text
+        text = text.replace(long, short)
+    names = {"__name__": "__main__"}
+    if name.removesuffix(".py") in MODULES:  # its names are registered once
+        *_, guarded = ast.parse(text).body
+        assert isinstance(guarded, ast.If)
+        text = "\n".join(map(ast.unparse, guarded.body))
+        names = vars(importlib.import_module(name.removesuffix(".py")))
+    exec(compile(text, name, "exec"), names)
+    assert re.search(printed, capsys.readouterr().out.strip(), re.M)
+
+
+def test_every_block_is_run_or_checked():
+    """Blocks of another language would go unnoticed. `py` marks code of other frameworks."""
+    assert {block.language for block in ALL_BLOCKS} <= {"sh", "gin", "python", "py"}
+    python = [block for block in ALL_BLOCKS if block.language == "python"]
+    names = {name for name in files() if name.endswith(".py")}
+    imported = {f"{module}.py" for module in MODULES}
+    assert names == PROGRAMS.keys() | COMPILED | imported
+    assert len(python) == len(names)
+    for block in ALL_BLOCKS:
+        if block.language in ("python", "py"):
+            compile(block.text, block.page.name, "exec")
+
+
+@pytest.mark.parametrize("path", (ROOT / "docs/notebooks").glob("*.ipynb"), ids=lambda p: p.stem)
+def test_notebooks(path):
+    """Their cells compile and hold no outputs; the one that needs no devices of its own runs."""
+    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    names: dict = {}
+    for cell in cells:
+        assert not cell["outputs"]
+        text = "".join(cell["source"]).replace("(0.0, 0.05)", "(0.05,)")
+        code = compile(text.replace("epochs=10", "epochs=1"), path.name, "exec")
+        if path.stem == "own_step":
+            exec(code, names)
+    assert path.stem != "own_step" or names["trainers"][0.05].evaluate()["accuracy"] > 0.3
+
+
+@pytest.mark.processes
+def test_the_figures_beside_keras():
+    """README shows what the program prints for Keras; differences of ddl are mere rounding."""
+    command = [sys.executable, "docs/beside_keras.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    rows = re.findall(r"^(.*\S) +(\S+) +(\S+)$", output.stdout, re.M)[1:]
+    assert len(rows) == 4, output.stdout
+    readme = (ROOT / "README.md").read_text()
+    shown = re.findall(r"^\| [^|]+ \| (\de-\d+) \| (\de-\d+) \|", readme, re.M)
+    assert [float(keras) for _, keras, _ in rows[1:]] == [float(keras) for keras, _ in shown]
+    assert all(float(ddl) < 1e-12 for *_, ddl in [*rows, *shown]), output.stdout

@@ -1,0 +1,108 @@
+"""Callbacks of a run: when they are called, what they may do, and the early end."""
+
+import functools
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ddl
+from ddl.callbacks import AfterEvaluation, AfterSave, EarlyStopping, Every
+from ddl.errors import ConfigError
+from tests.run.small import fit, lines, make_trainer, summaries
+
+
+class Counting:
+    """A callback with a state."""
+
+    def __init__(self):
+        self.count = tf.Variable(0, dtype=tf.int64)
+
+    def __call__(self, moment):
+        self.count.assign_add(1)
+        tf.summary.image("kernel", np.zeros((1, 2, 2, 1)))
+        return {"calls": self.count.numpy()}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run with callbacks of each kind, of which it notes the calls."""
+    folder, called, counting = tmp_path_factory.mktemp("run"), [], Counting()
+
+    def note(kind, moment):
+        called.append((kind, moment.step, sorted(moment.figures), moment.checkpoint))
+
+    kinds = (Every(4, functools.partial(note, "every")), Every(5, counting))
+    after = [one(functools.partial(note, one.__name__)) for one in (AfterEvaluation, AfterSave)]
+    fit(make_trainer(), folder, *kinds, *after, eval_every=4, checkpoint_every=8, train_steps=8)
+    return folder, called, counting
+
+
+def test_evaluations_come_before_periods_and_these_before_saves(run):
+    folder, called, _ = run
+    order = [(kind, step) for kind, step, _, _ in called]
+    assert order[:2] == [("AfterEvaluation", 4), ("every", 4)]
+    assert order[2:] == [("AfterEvaluation", 8), ("every", 8), ("AfterSave", 8)]
+    assert called[0][2] == ["accuracy", "loss"]
+    assert {"accuracy", "loss"} <= set(called[1][2])
+    assert called[-1][3] == folder / "checkpoints" / "step-8"
+
+
+def test_returned_figures_and_summaries_are_written(run):
+    folder, _, counting = run
+    assert [line["calls"] for line in lines(folder) if "calls" in line] == [1]
+    assert (5, "kernel", "images") in summaries(folder / "train")
+    assert counting.count.numpy() == 1
+
+
+def test_a_resumed_run_restores_the_state_of_a_callback(run):
+    folder, _, _ = run
+    again = Counting()
+    fit(make_trainer(), folder, Every(5, again), train_steps=10)
+    assert again.count.numpy() == 2
+
+
+def test_times_have_a_page_of_their_own(run):
+    tags = {tag for _, tag, _ in summaries(run[0] / "train")}
+    assert {"loss", "accuracy", "learning_rate", "time/examples_per_second"} <= tags
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "message"),
+    [
+        ([Every(1, lambda moment: 3)], "must return None, or a dict .*got 3"),
+        ([Every(1, lambda moment: {"loss": 1.0})], "'other/loss'.*got the name 'loss'"),
+        ([Every(1, lambda moment: moment.trainer.train(1))], "Trainer.train was called by"),
+        ([AfterSave(lambda moment: {"other": 1.0})], "An AfterSave returned figures"),
+        ([lambda moment: None], r"must be a list of Every.*\[Every\(100, function\)\]"),
+        ([EarlyStopping(), EarlyStopping()], "one EarlyStopping"),
+    ],
+)
+def test_mistakes_of_callbacks_are_named(callbacks, message, tmp_path):
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
+        fit(make_trainer(), tmp_path, *callbacks, train_steps=2)
+
+
+def test_a_function_of_other_arguments_is_refused():
+    with pytest.raises(ConfigError, match=r"Every.function must be a function of \(moment\)"):
+        Every(1, lambda: None)
+    with pytest.raises(ConfigError, match=re.escape("write @Counting()")):
+        Every(1, Counting)
+
+
+def test_a_run_ends_when_evaluations_do_not_improve_and_stays_ended(tmp_path, capsys):
+    """At a rate of 0 the first evaluation stays the best."""
+    plan = {"eval_every": 2, "train_steps": 20, "progress": True}
+    trainer = make_trainer()
+    trainer.optimizer.learning_rate = 0.0
+    rule = EarlyStopping("loss", patience=2)
+    fit(trainer, tmp_path, rule, **plan)
+    assert trainer.step == 6
+    assert "loss has not improved on" in capsys.readouterr().out
+    again = make_trainer()
+    fit(again, tmp_path, rule, **plan)
+    assert again.step == 6
+    longer = make_trainer()
+    ddl.fit(longer, tmp_path, train_steps=8, progress=False)
+    assert longer.step == 8
