@@ -34,7 +34,11 @@ DATA = {
         "colour": RANDOM.integers(0, 4, EXAMPLES),
         "label": RANDOM.normal(size=EXAMPLES),
     },
-    "documents": {"token": TOKENS, "length": RANDOM.integers(1, 8, EXAMPLES)},
+    "documents": {
+        "token": TOKENS,
+        "segment": (np.arange(TOKENS.shape[1]) < RANDOM.integers(1, 8, (EXAMPLES, 1))).astype(int),
+        "position": np.broadcast_to(np.arange(TOKENS.shape[1]), TOKENS.shape),
+    },
     "several": {"image": IMAGES, "label": RANDOM.integers(0, 2, (EXAMPLES, 3))},
 }
 
