@@ -389,7 +389,6 @@ def measure(options: Options) -> Report:
             targets.append(Target(f"{row}: operations / the bare loop's", ratio, WORSE, "at most"))
         own = update.operations, update.operations - update.library_calls, update.library_calls
         rows.append([str(row), *own, bare, ratio, update.crossing, len(set(update.on_host))])
-        print(*rows[-1], *update.on_host, flush=True)
     columns = ["", "operations", "kernels", "library calls", "bare loop", "ratio"]
     columns += ["bytes across", "left to the host"]
     return Report([Table("An update", columns, rows)], targets)

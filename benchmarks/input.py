@@ -1,8 +1,8 @@
 """Cost of the input: python -m benchmarks.input.
 
 Each kind of source yields batches of 256 rows in a new order in each epoch; the only computation is
-a sum. Rows are images of 28×28 bytes, rows of 8 numbers, windows of 63 tokens, or lines of 1 to 63
-tokens packed into rows of 63. The benchmark compares ddl's sources with tf.data's pipelines, which
+a sum. Rows are images of 28×28 bytes, rows of 8 numbers, or lines of 1 to 63 tokens packed into rows
+of 63. The benchmark compares ddl's sources with tf.data's pipelines, which
 shuffle in a buffer of 10,000 (image folders: all files). tf.data packs no rows; its lines are
 joined and cut. Small arrays, which ddl keeps on the devices, have no input;
 benchmarks.loop_overhead includes the cost of gathering them.
@@ -64,7 +64,6 @@ def write(count: int, folder: Path) -> None:
     parquet.write_table(columns, folder / "table.parquet")
     letters = np.random.default_rng(2).integers(97, 123, (count, WINDOW), "u1")
     letters[:, -1] = 10
-    (folder / "text.txt").write_bytes(letters.tobytes())
     lengths = np.random.default_rng(3).integers(1, WINDOW, count)
     lines = [row[:length].tobytes() for row, length in zip(letters, lengths, strict=True)]
     (folder / "lines.txt").write_bytes(b"\n".join(lines))
@@ -149,15 +148,6 @@ def _columns(folder: Path) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices(columns).shuffle(BUFFER).batch(BATCH)
 
 
-def _windows(folder: Path) -> tf.data.Dataset:
-    tokens, size = np.frombuffer((folder / "text.txt").read_bytes(), np.uint8), WINDOW - 1
-    count = (len(tokens) - 1) // size
-    parts = tokens[: count * size], tokens[1 : count * size + 1]
-    token, following = (part.reshape(count, size) for part in parts)
-    windows = tf.data.Dataset.from_tensor_slices({"token": token, "next_token": following})
-    return windows.shuffle(BUFFER).batch(BATCH)
-
-
 def _joined_lines(folder: Path) -> tf.data.Dataset:
     def tokens(line: tf.Tensor) -> tf.Tensor:
         return tf.cast(tf.io.decode_raw(line, tf.uint8), tf.int64)
@@ -208,9 +198,6 @@ KINDS = {
     "CSV table": Kind(lambda f: data.table(str(f / "table.csv")), "make_csv_dataset", _csv),
     "Parquet table": Kind(
         lambda f: data.table(str(f / "table.parquet")), "slices of pyarrow's columns", _columns
-    ),
-    "windows of tokens": Kind(
-        lambda f: data.tokens(str(f / "text.txt"), WINDOW - 1), "slices of windows", _windows
     ),
     "lines of tokens, packed": Kind(_packed, "lines joined and cut", _joined_lines),
     JPEG: Kind(

@@ -142,7 +142,6 @@ def measure(options: Options) -> Report:
             found = [accuracy(RECIPES[name], batch, seed, *given) for seed in range(seeds)]
             means[name, batch] = mean = float(np.mean(found))
             row.append(f"{mean:.2f} ± {max(abs(value - mean) for value in found):.2f}")
-            print(name, batch, row[-1], flush=True)
         rows.append(row)
     targets = []
     for batch in BATCHES[1:]:

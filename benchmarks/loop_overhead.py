@@ -87,7 +87,6 @@ def measure(options: Options) -> Report:
         found[case], failed = harness.compare(contenders(case), processes, rounds)
         notes += [f"{case}, {why}." for why in failed]
         targets += targets_of(case, found[case])
-        print(case, {name: f"{1e3 * np.median(t):.3g} ms" for name, t in found[case].items()})
     compared = (*OTHERS, FLOOR, READING)
     ratios = [
         [str(case), *(ratio(times, name) for name in compared)] for case, times in found.items()

@@ -149,7 +149,7 @@ def uniform(
 def normal(
     shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None
 ) -> tf.Tensor:
-    """Draws as `keras.random.normal`; XLA's numbers differ by up to 3e-5."""
+    """Draws as `keras.random.normal`."""
     kind = _dtype(dtype)
     drawn = tf.cast(_draw(_normal, seed, shape), kind)
     return drawn * tf.cast(stddev, kind) + tf.cast(mean, kind)
@@ -284,8 +284,9 @@ def _normal(share: float = 1.0, **place: Any) -> tf.Tensor:
       share: Part of the numbers, around 0, that are drawn.
       **place: See `_draw`.
     """
-    between = 2 * _uniform(**place) - (1 - 2.0**-23)  # never -1 or 1
-    return math.sqrt(2) * tf.math.erfinv(between * share)
+    # In float64, whose rounded results have the same bits where XLA compiles.
+    between = tf.cast(2 * _uniform(**place) - (1 - 2.0**-23), tf.float64)  # never -1 or 1
+    return tf.cast(math.sqrt(2) * tf.math.erfinv(between * share), tf.float32)
 
 
 def _draw(

@@ -51,10 +51,7 @@ def uniform(owner: Any, shape: Any) -> tf.Tensor:
 
 
 def normal(owner: Any, shape: Any) -> tf.Tensor:
-    """Draws standard normal numbers, float32; otherwise like `uniform`.
-
-    Where XLA compiles the function, numbers differ by up to 3e-5.
-    """
+    """Draws standard normal numbers, float32; otherwise like `uniform`."""
     return keras.random.normal(shape, dtype="float32", seed=_seed(owner))
 
 

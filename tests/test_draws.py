@@ -92,10 +92,8 @@ def compiled(draw, by_xla, **where):
 
 
 def test_xla_draws_the_same():
-    for draw in (uniform, lambda shape: R.randint(shape, 0, 9)):
+    for draw in (uniform, normal, lambda shape: R.randint(shape, 0, 9)):
         np.testing.assert_array_equal(compiled(draw, True), compiled(draw, False))
-    by_xla, plain = (compiled(normal, by_xla) for by_xla in (True, False))
-    np.testing.assert_allclose(by_xla, plain, rtol=0, atol=3e-5)
 
 
 def test_a_draw_that_does_not_follow_the_rows_is_shared():

@@ -117,13 +117,13 @@ def fit(
         trackers=trackers,
     )
     run_plan = replace(run_plan, retention=_with_best(run_plan, restore_best))
-    run_plan.check(trainer, evaluates)
     needs = profile or restore_best or on_divergence == "rewind" or run_plan.retention.every
     if model_dir is None and needs:
         raise ConfigError(
             "restore_best, profile, on_divergence='rewind' and retention.every need a directory to "
             "write to. Pass model_dir, such as 'runs/digits'."
         )
+    run_plan.check(trainer, evaluates)
     workers = Workers(trainer.strategy)
     console = RunConsole(shows=progress and workers.is_chief)
     files, compare, opened = None, None, None

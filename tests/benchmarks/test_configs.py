@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from benchmarks.configs import STATED, commands_of, distance
+from benchmarks.configs import STATED, commands_of
 from benchmarks.harness import ROOT
 
 CONFIGS = ROOT / "configs"
@@ -33,8 +33,3 @@ def test_each_config_that_states_an_accuracy_is_repeated():
         if re.search(r"test digits|test images|test penguins|rest of the play", header(path.stem))
     }
     assert stating == {name for name, *_ in STATED}
-
-
-def test_a_distance_is_to_the_nearest_figure_in_tolerances():
-    assert distance("98.3% or 99.2%", 0.986) == pytest.approx(0.5)
-    assert distance("all 67", 0.99) == pytest.approx(0.5)

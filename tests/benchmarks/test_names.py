@@ -47,9 +47,3 @@ def exists(name: str) -> bool:
 def test_names_of_ddl_exist(file):
     missing = [name for name in sorted(used(ast.parse(file.read_text()))) if not exists(name)]
     assert not missing
-
-
-def test_a_name_that_is_gone_is_found():
-    text = "import ddl\nfrom ddl import distribution\nddl.data.digits\ndistribution.gone(1)"
-    names = used(ast.parse(text))
-    assert {name for name in names if not exists(name)} == {"ddl.distribution.gone"}

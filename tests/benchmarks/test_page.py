@@ -1,6 +1,5 @@
 """The page of the results, and the command of all benchmarks."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -61,10 +60,3 @@ def test_a_process_is_told_apart_by_how_it_ends():
     assert runner.run([sys.executable, "-c", ""]) == ""
     assert runner.run([sys.executable, "-c", "raise SystemExit(3)"]) == "status 3"
     assert runner.run(["sleep", "60"], 0.2) == "stopped after 0.2 s"
-
-
-def test_an_unknown_name_is_an_error():
-    command = [sys.executable, "-m", "benchmarks", "nothing"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 2
-    assert "no benchmark nothing" in ended.stderr

@@ -4,7 +4,6 @@ A check takes the place and its strategy. `tests.gpu.suite` runs them and writes
 """
 
 import dataclasses
-import inspect
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,7 +13,6 @@ import numpy as np
 import tensorflow as tf
 
 import ddl
-from benchmarks import device_trace
 from ddl import microbatch
 from ddl.precision import set_precision
 from ddl.random import batch_counter
@@ -245,19 +243,6 @@ def overflow(place: Place, strategy: Strategy, amount: Amount) -> Iterator[Findi
     yield Finding("the update after changed no variable", moved, 0)
 
 
-def precisions(place: Place, strategy: Strategy, amount: Amount) -> Iterator[Finding]:
-    """The loss after some updates in each format, beside float32."""
-    updates = 60 if amount is WHOLE else 2
-    losses = {}
-    for precision in ("float32", "mixed_float16", "mixed_bfloat16"):
-        case = parity_cases.CASES["keras.layers.Dropout"]
-        trainer = parity_cases.make_trainer(case, strategy, precision)
-        trainer.train(updates)
-        losses[precision] = trainer.train(5)["loss"]
-        difference = abs(losses[precision] - losses["float32"])
-        yield Finding(f"loss in {precision}, beside float32", difference, 0.05)
-
-
 def memory(place: Place, strategy: Strategy, amount: Amount) -> Iterator[Finding]:
     """Resident data lie on each device in their own size, and training does not grow."""
     set_precision("float32")
@@ -285,60 +270,6 @@ def memory(place: Place, strategy: Strategy, amount: Amount) -> Iterator[Finding
     yield Finding("growth of the peak", last["peak"] / first["peak"], 1.01)
 
 
-def copies_of_an_update(place: Place, strategy: Strategy, amount: Amount) -> Iterator[Finding]:
-    """What crosses between host and devices, read from TensorFlow's profiler."""
-    set_precision("float32")
-    with strategy.scope():
-        trainer = ddl.Trainer(
-            ddl.Classification(ddl.models.mlp((6, 6, 1), 3, hidden_units=(16,))),
-            keras.optimizers.Adam(1e-3),
-            parity_cases.EVEN,
-            global_batch_size=32,
-            steps_per_loop=50,
-        )
-    trainer.train(50)
-    few, many = (
-        device_trace.traced(lambda steps=steps: trainer.train(steps)) for steps in (50, 150)
-    )
-    if few is None or many is None:
-        return
-    replicas = strategy.num_replicas_in_sync
-    for kind, most in (("H2D", 1024), ("D2H", 64)):
-        grown = (many.copied(kind) - few.copied(kind)) / 100 / replicas
-        yield Finding(f"bytes an update and replica, {kind}", grown, most)
-        number = (many.copies(kind) - few.copies(kind)) / 100 / replicas
-        yield Finding(f"copies an update and replica, {kind}", number, 6)
-
-
-def jit_compile(place: Place, strategy: Strategy, amount: Amount) -> Iterator[Finding]:
-    """Compiled updates beside those that are not; nothing where the Trainer has no such choice."""
-    if "jit_compile" not in inspect.signature(ddl.Trainer.__init__).parameters:
-        return
-    for name in ("plain", "keras.layers.Dropout, accumulation 4"):
-        case = parity_cases.CASES[name]
-        found = [
-            parity_cases.figures(
-                parity_cases.make_trainer(case, strategy, "float64", jit_compile=choice)
-            )
-            for choice in ("on", "off")
-        ]
-        difference = _difference(*(list(values.values()) for values in found))
-        yield Finding(f"{name}: compiled beside not", difference, 1e-10)
-
-
-def all_reduces(place: Place, strategy: Strategy, amount: Amount) -> Iterator[Finding]:
-    """Each all-reduce of several GPUs, NCCL's among them, against one CPU in float64."""
-    if strategy.num_replicas_in_sync == 1:
-        return
-    kinds = [tf.distribute.ReductionToOneDevice, tf.distribute.HierarchicalCopyAllReduce]
-    if not (place.is_split or place.on_cpu):
-        kinds.append(tf.distribute.NcclAllReduce)
-    for kind in kinds:
-        own = tf.distribute.MirroredStrategy(strategy.extended.worker_devices, kind())
-        for finding in _parity(place, own, ("plain",), "float64", 1e-10):
-            yield dataclasses.replace(finding, what=f"{kind.__name__}, {finding.what}")
-
-
 Check = Callable[[Place, Strategy, Amount], Iterator[Finding]]
 
 CHECKS: dict[str, Check] = {
@@ -350,12 +281,8 @@ CHECKS: dict[str, Check] = {
         overflow,
         snapshots,
         memory,
-        copies_of_an_update,
-        jit_compile,
-        precisions,
         parity_in_float32,
         parity_in_float64,
-        all_reduces,
     )
 }
 """By name, in the order in which a process runs them: the longest last."""

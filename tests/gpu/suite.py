@@ -12,13 +12,11 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
-Check = Callable[..., Iterator[Any]]
 
 RESULTS = Path("gpu_results")
 
@@ -26,63 +24,31 @@ _SECONDS = 540
 """After so many seconds no further check begins: a command has ten minutes."""
 
 
-def run(place: Any, checks: Mapping[str, Check], amount: Any, file: Path) -> bool:
-    """Runs checks at a place, and writes what each finds.
+def run(place: Any, names: Sequence[str], amount: Any, file: Path) -> list[str]:
+    """Runs checks at a place, and writes what each finds; returns what is wrong."""
+    from tests.gpu.checks import CHECKS
 
-    Returns:
-      Whether all figures are within their limits, and no check failed or was left out.
-    """
-    import tensorflow as tf
-
-    from benchmarks import command
-
-    result: dict[str, Any] = {"place": place.name, "on_cpu": place.on_cpu, "checks": {}}
-    result |= {"machine": command.machine(), "versions": command.versions()}
+    found: dict[str, Any] = {}
+    wrong: list[str] = []
     file.parent.mkdir(parents=True, exist_ok=True)
-    begin, all_good = time.monotonic(), True
+    begin = time.monotonic()
     with place.strategy() as strategy:
-        result["devices"] = list(strategy.extended.worker_devices)
-        result["gpus"] = [
-            tf.config.experimental.get_device_details(gpu).get("device_name", "")
-            for gpu in tf.config.list_physical_devices("GPU")
-        ]
-        for name, check in checks.items():
-            start, findings, error = time.monotonic(), [], ""
-            if start - begin > _SECONDS:
-                error = f"not run: {_SECONDS} seconds were over"
-            else:
-                try:
-                    findings.extend(check(place, strategy, amount))
-                except Exception:
-                    error = traceback.format_exc()
-            good = not error and all(finding.is_good for finding in findings)
-            all_good = all_good and good
-            result["checks"][name] = {
-                "good": good,
-                "seconds": round(time.monotonic() - start, 1),
-                "findings": [
-                    dataclasses.asdict(each) | {"good": each.is_good} for each in findings
-                ],
-                "error": error,
-            }
-            file.write_text(json.dumps(result, indent=1, default=_plain) + "\n")
-            print(f"{place.name}, {name}: {summary(result['checks'][name])}", flush=True)
-    return all_good
-
-
-def _plain(value: Any) -> Any:
-    """Returns a NumPy number as Python's."""
-    return value.item()
-
-
-def summary(found: dict[str, Any]) -> str:
-    """Returns a check's result in one line, or a line for each figure beyond its limit."""
-    if found["error"]:
-        return "failed\n" + found["error"]
-    bad = [each for each in found["findings"] if not each["good"]]
-    lines = [f"{each['what']}: {each['value']:.3g}, at most {each['most']:.3g}" for each in bad]
-    number = len(found["findings"])
-    return "\n  ".join(["missed", *lines]) if bad else f"{number} figures in {found['seconds']} s"
+        for name in names:
+            if time.monotonic() - begin > _SECONDS:
+                wrong.append(f"{name}: not run, {_SECONDS} seconds were over")
+                continue
+            findings = []
+            try:
+                findings.extend(CHECKS[name](place, strategy, amount))
+            except Exception:
+                wrong.append(f"{name}: {traceback.format_exc()}")
+            bad = [each for each in findings if not each.is_good]
+            wrong += [f"{name}: {f.what}: {f.value:.3g}, at most {f.most}" for f in bad]
+            found[name] = [dataclasses.asdict(each) for each in findings]
+            text = json.dumps({"checks": found, "wrong": wrong}, indent=1, default=float)
+            file.write_text(text + "\n")
+            print(f"{place.name}, {name}: {len(findings)} figures", *wrong, sep="\n ", flush=True)
+    return wrong
 
 
 def main() -> None:
@@ -98,20 +64,14 @@ def main() -> None:
     from tests.gpu.checks import CHECKS, OF_DETERMINISM, SMALL, WHOLE
     from tests.gpu.places import PLACES
 
-    place = PLACES.get(flags.place)
-    chosen = flags.only.split(",") if flags.only else [*CHECKS]
-    if place is None or not {*chosen} <= {*CHECKS}:
-        parser.error(f"Places: {', '.join(PLACES)}. Checks: {', '.join(CHECKS)}.")
-    if place.deterministic and not flags.only:
-        chosen = list(OF_DETERMINISM)
-    place = dataclasses.replace(place, on_cpu=flags.on_cpu)
-    checks = {name: CHECKS[name] for name in chosen}
-    file = flags.results / f"{place.name}.json"
-    good = run(place, checks, SMALL if flags.small else WHOLE, file)
-    print(f"Wrote {file}.", flush=True)
+    place = dataclasses.replace(PLACES[flags.place], on_cpu=flags.on_cpu)
+    names = OF_DETERMINISM if place.deterministic else tuple(CHECKS)
+    names = tuple(flags.only.split(",")) if flags.only else names
+    amount = SMALL if flags.small else WHOLE
+    wrong = run(place, names, amount, flags.results / f"{place.name}.json")
     # Deleting a data set waits up to a minute for its tuner, so the process ends without it.
     sys.stdout.flush()
-    os._exit(0 if good else 1)
+    os._exit(1 if wrong else 0)
 
 
 if __name__ == "__main__":

@@ -175,6 +175,10 @@ def images(
     check_choice("images.name", name, get_args(ImagesName))
     check_choice("images.split", split, SPLITS)
     shape = tuple(image_shape)
+    if data_dir is not None and name != "imagenet":
+        raise ConfigError(
+            f"images.data_dir is the folder of imagenet, got {data_dir!r} for {name}. Leave it out."
+        )
     if name == "imagenet":
         if num_classes != 1000 or one_hot:
             raise ConfigError("imagenet has 1,000 classes, and takes no one_hot.")
