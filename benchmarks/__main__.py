@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 from benchmarks import BENCHMARKS, LONG, ON_GPU, harness, page
 
@@ -40,14 +39,13 @@ def main() -> None:
     flags = parser.parse_args()
     if unknown := {*flags.names} - {*known}:
         parser.error(f"There is no benchmark {', '.join(unknown)}. Choose from {', '.join(known)}.")
-    results, start, failed = harness.results_folder(flags), time.monotonic(), []
+    results, failed = harness.results_folder(flags), []
     for name in flags.names or BENCHMARKS:
         command = [sys.executable, "-m", f"benchmarks.{name}", f"--results={results}"]
         command += [f"--only={flags.only}", *(["--quick"] if flags.quick else [])]
         if why := run(command):
             failed.append(f"{name}: {why}")
-    minutes = (time.monotonic() - start) / 60
-    print(f"Finished in {minutes:.1f} minutes. Wrote {page.write(results)}.")
+    print(f"Wrote {page.write(results)}.")
     if failed:
         sys.exit(f"The page holds earlier results of those that failed: {'; '.join(failed)}.")
 

@@ -86,7 +86,6 @@ def run(config: str, quick: bool) -> Run:
 
 
 def _start(command: Sequence[str], folder: str) -> None:
-    print(shlex.join(command), flush=True)
     given = {"env": {**os.environ, "PYTHONPATH": str(ROOT)}, "cwd": folder, "text": True}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     done = subprocess.run([sys.executable, *command[1:]], **given, **pipes, check=False)  # type: ignore[call-overload]

@@ -180,7 +180,6 @@ def measure(options: Options) -> Report:
                     notes.append(f"A process of {case} failed: {run}.")
                 else:
                     found.setdefault(case, []).append(run)
-                print(case, run, flush=True)
     counts = ", ".join(f"{case} {len(runs)}" for case, runs in found.items())
     return reported(found, [f"Processes: {counts}.", *notes])
 

@@ -1,11 +1,11 @@
 """Cost of the input: python -m benchmarks.input.
 
 Each kind of source yields batches of 256 rows in a new order in each epoch; the only computation is
-a sum. Rows are images of 28×28 bytes, rows of 8 numbers, or lines of 1 to 63 tokens packed into rows
-of 63. The benchmark compares ddl's sources with tf.data's pipelines, which
-shuffle in a buffer of 10,000 (image folders: all files). tf.data packs no rows; its lines are
-joined and cut. Small arrays, which ddl keeps on the devices, have no input;
-benchmarks.loop_overhead includes the cost of gathering them.
+a sum. Rows are images of 28×28 bytes, rows of 8 numbers, or lines of 1 to 63 tokens packed into
+rows of 63. The benchmark compares ddl's sources with tf.data's pipelines, which shuffle in a buffer
+of 10,000 (image folders: all files). tf.data packs no rows; its lines are joined and cut. Small
+arrays, which ddl keeps on the devices, have no input; benchmarks.loop_overhead includes the cost of
+gathering them.
 
 JPEG images of 400×400 pixels are decoded in a window of 224×224 that is drawn for each example, in
 batches of 64. ddl reads them from TFRecord files in a new order in each epoch; the bare decoder is

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks import launch, loop_overhead, weak_scaling
+from benchmarks import loop_overhead, weak_scaling
 from benchmarks.loop_overhead import CASES, DDL, FIT, FLOOR, TUNED
 
 
@@ -16,13 +16,6 @@ def test_ratios_are_of_the_same_process():
     assert (fit.value, fit.limit, fit.verdict) == ([5.0, 4.0, 5.0], 4.0, "met")
     assert tuned.value[0] == 2  # the faster one counts
     assert (floor.value[0], floor.kind, floor.verdict) == (1.25, "at most", "missed")
-
-
-def test_speed_is_the_median_of_the_logs(tmp_path):
-    lines = ['{"step": 4, "split": "train"}']
-    lines += [f'{{"split": "train", "examples_per_second": {value}}}' for value in (1, 30, 20)]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
-    assert launch.speed_of(str(tmp_path)) == 20
 
 
 def test_a_larger_cluster_is_computed_beside_published_figures():

@@ -32,10 +32,6 @@ def test_contenders_run_in_fresh_processes_and_failures_are_named():
     ]
 
 
-def test_a_spread_is_median_lowest_and_highest():
-    assert harness.spread([5, 1, 2, 4, 3], 10) == [30, 10, 50]
-
-
 @pytest.mark.parametrize(
     ("kind", "value", "verdict"),
     [

@@ -54,9 +54,3 @@ def test_one_that_fails_loses_nothing(tmp_path, monkeypatch):
         runner.main()
     assert ran == [f"benchmarks.{name}" for name in benchmarks.BENCHMARKS]
     assert "## Memory growth" in (tmp_path / "README.md").read_text()
-
-
-def test_a_process_is_told_apart_by_how_it_ends():
-    assert runner.run([sys.executable, "-c", ""]) == ""
-    assert runner.run([sys.executable, "-c", "raise SystemExit(3)"]) == "status 3"
-    assert runner.run(["sleep", "60"], 0.2) == "stopped after 0.2 s"

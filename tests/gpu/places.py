@@ -17,8 +17,7 @@ from ddl.precision import set_tf32
 
 def of_gpus(path: DevicePath = GPU) -> DevicePath:
     """Returns the path of GPUs for CPU devices: without XLA, which takes long to compile there."""
-    fields = {field.name for field in dataclasses.fields(DevicePath)}
-    return dataclasses.replace(path, **({"compiles": False} if "compiles" in fields else {}))
+    return dataclasses.replace(path, compiles=False)
 
 
 @dataclasses.dataclass(frozen=True)
