@@ -243,7 +243,7 @@ class Probe:
         Raises:
           ConfigError: If it draws by Python, or writes a variable that no checkpoint holds.
         """
-        where, names = self.loss.where, [*self.specs(1)]
+        where, names = self.loss.where, sorted(self.specs(1))
         generators = Generators(self.task)
         before, rows = generators.states(), _EIGHT
         try:

@@ -657,6 +657,8 @@ def _meaning(error: Exception, task: Any) -> str | None:
             "step is traced once, before any value is known. Use update.when(condition, function), "
             "or a Python `for` over a range."
         )
+    if "is out of scope" in text:
+        return f"{name}.step uses a value of update.when outside of it. Use it within its function."
     if isinstance(error, TypeError) and text.startswith(("Update.", "Gradients.")):
         return f"{name}.step: {text}."
     asked = getattr(error, "obj", None)
