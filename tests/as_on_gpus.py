@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from ddl.distribution import path
-from ddl.optimizers import packing
+from ddl.step import packing
 
 FEW_KERNELS = dataclasses.replace(path.CPU, packs_tensors=True)
 

@@ -24,7 +24,7 @@ from ddl.tasks.task import LossFunction, PerExample, Task, has_step
 
 
 class Form(NamedTuple):
-    """What the probes found of a loss in training, or in an evaluation.
+    """Findings of the probes about a loss in training, or in an evaluation.
 
     Attributes:
       metrics: Layout of the metric sums.

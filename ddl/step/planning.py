@@ -1,4 +1,4 @@
-"""What a task's step computes and changes, known before the slots and the sums are laid out.
+"""The figures and changes of a task's step, known before the slots and the sums are laid out.
 
 A step of the user's own is rehearsed: traced once with gradients and sums of unknown values, which
 computes nothing and writes nothing. Each loss is probed (`ddl.step.probes`) when the step first
@@ -40,7 +40,7 @@ LossOf = Callable[[LossFunction, str], Loss]
 
 
 class Applied(NamedTuple):
-    """What a step applies with an optimizer.
+    """The changes that a step makes with an optimizer.
 
     Attributes:
       variables: The variables, each once.
@@ -52,15 +52,14 @@ class Applied(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a step computes and changes.
+    """The figures and changes of a step.
 
     Attributes:
       losses: The losses whose gradients it computes, by name.
       means: The functions that it averages or sums, by name.
       groups: Parameter groups of each optimizer of the step, by both names.
-      applied: What it applies with the optimizer of each group, by the name of the group.
+      applied: Its changes with the optimizer of each group, by the name of the group.
       batches: Number of batches that an update reads of each source, by its name.
-      own: Variables that the task keeps outside of its layers.
       changed: Variables of the task that a step of its own changes, without slots.
     """
 
@@ -69,7 +68,6 @@ class Plan(NamedTuple):
     groups: Mapping[str, Mapping[str, Group]]
     applied: Mapping[str, Applied]
     batches: Mapping[str, int]
-    own: Sequence[tf.Variable] = ()
     changed: Sequence[tf.Variable] = ()
 
     @property
@@ -211,7 +209,7 @@ def plan_own(
     moved = Statistics(layers, strategy).variables
     changed = [*trained, *moved, *update.averaged, *own, *assigned]
     losses, means = rehearsal.losses, rehearsal.means
-    return Plan(losses, means, groups, applied, update.taken, own, changed)
+    return Plan(losses, means, groups, applied, update.taken, changed)
 
 
 @dataclasses.dataclass

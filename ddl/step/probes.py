@@ -70,7 +70,7 @@ _Features = dict[str, tf.Tensor]
 
 
 class _Held(NamedTuple):
-    """What the first run found by its rows and later runs get: moments, gathered rows, partners."""
+    """Moments, gathered rows and partners of the first run, which later runs get."""
 
     moments: list[tf.Tensor]
     rows: list[Gathered]
@@ -121,6 +121,7 @@ class Probes:
         self._strategy = strategy
         self._optimizers = optimizers
         self._rows: dict[int, _Features] = {}
+        self._read: set[str] = set()  # features named like weights that any loss has read
 
     def form(self, loss: Loss, pipeline: BatchPipeline, training: bool) -> Form:
         """Probes a loss for training or for evaluation.
@@ -130,7 +131,7 @@ class Probes:
           DataError: If the data cannot be read.
           Exception: Any error of the task.
         """
-        probe = Probe(self._task, self._strategy, loss, pipeline, training)
+        probe = Probe(self._task, self._strategy, loss, pipeline, training, self._read)
         with self._strategy.scope(), without_traces_of_the_user():
             probe.build()
             first, rows = probe.first(self._optimizers)
@@ -188,6 +189,7 @@ class Probe:
     loss: Loss
     pipeline: BatchPipeline
     training: bool
+    read: set[str]
 
     def microbatch(self, rows: int, held: _Held | None = None, mask: Any = None) -> Microbatch:
         """Returns the first rows of the first batch; None records what later passes hold."""
@@ -293,8 +295,10 @@ class Probe:
             with tf.variable_creator_scope(_refusing(loss)), current.forward():
                 output = loss.function(dict(features), self.training)
             loss.check(output, rows)
-            weights = {name: features[name] for name in names_resembling_weight(features)}
+            names = names_resembling_weight(features)
+            weights = {name: features[name] for name in names if name not in self.read}
             check_read(weights, type(self.task).__name__, output)
+            self.read.update(weights)  # an evaluation may leave out what training reads
             moments: Any = current.held_moments
             now = _Held(moments.moments, current.gathering.gathered, current.pairing.found)
             found.append((output, current, now))

@@ -71,7 +71,7 @@ class Noisy(keras.layers.Layer):
     """Draws the same in each update."""
 
     def call(self, x):
-        return x + tf.random.stateless_normal(x.shape, [1, 2])
+        return x + tf.random.stateless_normal(tf.shape(x), [1, 2])
 
 
 def normalization():

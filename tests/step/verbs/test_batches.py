@@ -196,12 +196,12 @@ def of_two_forms(task, update, batch):
 
 TWO = {"one": {"x": np.ones([24, 6])}, "other": {"x": np.ones([24, 6]), "z": np.ones(24)}}
 REFUSED = [
-    (in_when, None, 8, "update.next must read the same number of batches in each update"),
+    (in_when, None, 8, "update.next must read as many batches each time"),
     (
         of_all_sources,
         TWO,
         8,
-        r"takes a batch that the step was given.*with several sources one of them",
+        r"takes a batch that the step was given.*With several sources, pass one",
     ),
     (
         of_two_forms,

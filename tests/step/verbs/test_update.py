@@ -1,6 +1,5 @@
 """Steps of one's own, as one device that holds the global batch would make them."""
 
-
 import keras
 import numpy as np
 import pytest
@@ -210,21 +209,6 @@ def test_each_pass_draws_anew_unless_told_to_draw_the_same():
 
     one, other, again, _ = drawn(step)
     assert one == again != other
-
-
-def test_a_mean_may_draw_what_a_pass_drew():
-    """The gradient by the bias is the mean of the pass's noise."""
-
-    def step(task, update, batch):
-        one = update.gradients(task.per_example, batch)
-        keep(task, 0, one.of([task.model.layers[-1].bias]))
-        note(task, 1, update.mean(task.noise, batch, same_draws_as=one))
-        note(task, 2, update.mean(task.noise, batch))
-        update.apply(one)
-
-    of_pass, same, other, _ = drawn(step)
-    assert same == pytest.approx(of_pass, abs=1e-12)
-    assert abs(other - of_pass) > 1e-6
 
 
 def test_moved_restores_the_bits_and_average_follows_its_rule():

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ddl.optimizers import packing
+from ddl.step import packing
 from tests.as_on_gpus import as_on_gpus
 
 concat = tf.concat
