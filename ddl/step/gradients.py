@@ -121,10 +121,7 @@ class Gradients:
         own = {id(v): value for v, value in zip(self.variables, self.of_replicas, strict=True)}
         wanted = trainable_variables(part, "The argument of Gradients.of")
         if missing := [v.path for v in wanted if id(v) not in own]:
-            raise ConfigError(
-                f"Gradients.of: these gradients hold no gradient of {', '.join(missing)}. Pass "
-                "variables for which the gradients were computed."
-            )
+            raise ConfigError(f"Gradients.of: these hold no gradient of {', '.join(missing)}.")
         values = [own[id(v)] for v in wanted]
         return Gradients(self._strategy, wanted, values, draws=self.draws)
 
@@ -136,10 +133,7 @@ class Gradients:
         """
         own = {id(v) for v in self.variables}
         if shared := [v.path for v in other.variables if id(v) in own]:
-            raise ConfigError(
-                f"Gradients.and_of: both hold gradients of {', '.join(shared)}. Add them with +, "
-                "or take parts with `of`."
-            )
+            raise ConfigError(f"Gradients.and_of: both hold gradients of {', '.join(shared)}.")
         return Gradients(
             self._strategy,
             [*self.variables, *other.variables],
@@ -219,10 +213,7 @@ def trainable_variables(part: Any, where: str = "The model of a task") -> list[k
     is_layer = isinstance(part, keras.layers.Layer)
     variables = part.trainable_variables if is_layer else part
     if is_layer and not variables:
-        raise ConfigError(
-            f"{part.name!r} has no trainable variables. Add trainable layers, or set trainable = "
-            "True on its layers."
-        )
+        raise ConfigError(f"{part.name!r} has no trainable variables: set trainable = True.")
     items = list(variables) if isinstance(variables, list | tuple) else [variables]
     if not items or not all(isinstance(item, keras.Variable) for item in items):
         raise ConfigError(

@@ -136,22 +136,19 @@ class Probes:
             probe.build()
             first, rows = probe.first(self._optimizers)
             graph, current = first.run.graph, first.microbatch
-            few = probe.traced(_FOUR) if rows == _EIGHT and current.drawn else None
-            placing = {} if not current.drawn else None
-            if few is not None:
-                placing = draws.placing(few.microbatch.drawn, current.drawn, _FOUR, _EIGHT)
+            few, drawn = None, current.drawn or {}
+            placing: Mapping[Any, int] | None = None if drawn else {}
+            if rows == _EIGHT and drawn:
+                few = probe.traced(_FOUR)
+                placing = draws.placing(few.microbatch.drawn or {}, drawn, _FOUR, _EIGHT)
             if rows == _EIGHT and not traits_of(self._strategy).asynchronous:
                 try:
                     probe.check_rows(first, few, self._examples(pipeline))
                 except DdlError:
                     raise
                 except Exception as error:  # training raises it, and says more
-                    logging.warning(
-                        "%s: the check that examples are independent of each other could not run: "
-                        "%s",
-                        loss.where,
-                        message_of(error).splitlines()[0],
-                    )
+                    reason = message_of(error).splitlines()[0]
+                    logging.warning("%s: the check of rows could not run: %s", loss.where, reason)
         held: Any = current.held_moments
         normalizing = {id(layer) for layer in held.layers}  # others are as in an evaluation
         kind = keras.layers.BatchNormalization
@@ -258,16 +255,13 @@ class Probe:
                     f"{where} raised {error!r}; the features of the data are {', '.join(names)}."
                 ) from error
             shares = self.pipeline.microbatches * self.strategy.num_replicas_in_sync
-            rows, first = self.pipeline.global_batch_size // shares, None
-            with suppress(Exception):
+            rows = self.pipeline.global_batch_size // shares
+            try:
                 first = self.traced(rows)
-            if first is None:
-                raise
+            except Exception:
+                raise error from None
             logging.warning(
-                "%s takes batches of %d rows alone, so the check that examples are independent of "
-                "each other did not run.",
-                where,
-                rows,
+                "%s takes %d rows alone, so the check of rows did not run.", where, rows
             )
         if generators.states() != before:
             check_python_draws(where, self.task, lambda: self.traced(rows).run.graph)
@@ -386,8 +380,8 @@ class Probe:
         if found := _differences(one, two, kept, self._tolerance(padded)):
             raise ConfigError(
                 f"{where}: the {' and the '.join(found)} of an example must not depend on padding "
-                f"(got {next(iter(found.values()))} as padding). Leave out the rows of ddl.gather "
-                "whose mask is False, as in tf.where(gathered.mask, logits, logits.dtype.min)."
+                f"(got {next(iter(found.values()))} as padding). Leave out gathered rows whose "
+                "mask is False, as in tf.where(gathered.mask, logits, logits.dtype.min)."
             )
 
     @contextmanager

@@ -513,9 +513,9 @@ class Update:
         self._passes += 1
         if earlier is None:
             return self._passes - 1
-        if getattr(earlier, "draws", None) is None:
+        if (draws := getattr(earlier, "draws", None)) is None:
             raise ConfigError("same_draws_as must be gradients of one pass, not of a sum.")
-        return earlier.draws
+        return int(draws)
 
     def _check(self, verb: str, batch: Any = None) -> None:
         """Raises ConfigError where a verb cannot be called, or for what is no batch."""

@@ -116,16 +116,6 @@ def on_one_device():
     return trainer.train(6), copies(trainer)
 
 
-def test_the_same_on_other_devices(on_one_device):
-    strategy = make_strategy("central_storage", 2)
-    trainer = build(strategy, accumulation_steps=2, data_on_device=False)
-    figures, values = on_one_device
-    assert trainer.train(6) == pytest.approx(figures, abs=1e-10)
-    for all_copies, (value, *_) in zip(copies(trainer), values, strict=True):
-        for copy in all_copies:
-            np.testing.assert_allclose(copy, value, rtol=0, atol=1e-10)
-
-
 def save(folder, trainer):
     checkpoints = ddl.Checkpoints(folder, trainer)
     checkpoints.save()
