@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
     from ddl.run.range_test import find_learning_rate as find_learning_rate
     from ddl.step.gradients import Gradients as Gradients
     from ddl.step.remat import Remat as Remat
-    from ddl.step.update import StepBatch as StepBatch
+    from ddl.step.state import StepBatch as StepBatch
     from ddl.step.update import Update as Update
     from ddl.step.weight_average import ExponentialMovingAverage as ExponentialMovingAverage
     from ddl.tasks.classification import Classification as Classification
@@ -64,7 +64,7 @@ _HOME = {
     "Remat": "ddl.step.remat",
     "Retention": "ddl.checkpoints.retention",
     "Segmentation": "ddl.tasks.classification",
-    "StepBatch": "ddl.step.update",
+    "StepBatch": "ddl.step.state",
     "Supervised": "ddl.tasks.supervised",
     "Task": "ddl.tasks.task",
     "Trainer": "ddl.training.trainer",

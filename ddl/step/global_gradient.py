@@ -32,7 +32,7 @@ from ddl.step.overflow import all_finite
 from ddl.step.rows.dense import dense_if_compiled
 from ddl.step.rows.summing import added, gradient_sums, has_rows
 from ddl.step.sharding import InShares, Sharding
-from ddl.step.update import OfExample, Pass, StepBatch
+from ddl.step.state import OfExample, Pass, StepBatch
 from ddl.tasks.gather import refuse_microbatches
 from ddl.tasks.task import has_step
 

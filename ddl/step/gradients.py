@@ -223,6 +223,14 @@ def trainable_variables(part: Any, where: str = "The model of a task") -> list[k
     return list({id(item): item for item in items}.values())  # a shared layer counts once
 
 
+def weights_of(what: str, part: Any) -> list[tf.Variable]:
+    """Returns the weights of a model or layer, or a list of variables itself, for `average`."""
+    variables = part.weights if isinstance(part, keras.layers.Layer) else part
+    if not isinstance(variables, list | tuple) or not variables:
+        raise ConfigError(f"update.average: {what} must have weights, got {part!r:.80}.")
+    return [v.value if isinstance(v, keras.Variable) else v for v in variables]
+
+
 def values_of(gradient: Gradient) -> tf.Tensor:
     """Returns the values of a gradient; of a sparse one, those of its rows."""
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient

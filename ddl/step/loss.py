@@ -6,8 +6,9 @@ gradient is divided once by the global Σ weight / B.
 """
 
 import copy
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -21,6 +22,9 @@ from ddl.step.metric_sums.of_output import check_kinds, check_metrics, sums_of
 from ddl.step.rows.tables import Table
 from ddl.tasks.parts import layers_of
 from ddl.tasks.task import LossFunction, PerExample, Task, has_step
+
+OfExamples: TypeAlias = Callable[[dict[str, Any], bool], tf.Tensor]
+"""Takes features and `training`, and returns a float tensor [batch, …]."""
 
 
 class Form(NamedTuple):
@@ -232,3 +236,36 @@ class Loss:
                 f"{tuple(output.weight.shape)} and losses of shape {tuple(shape)}."
             )
         check_metrics(output, name, batch)
+
+
+@dataclasses.dataclass
+class Values:
+    """A function of the examples in the form of a loss, with one value for each entry.
+
+    Attributes:
+      function: The function.
+      where: Description of the caller, for errors.
+      like: A result of the function, which tells shape and dtype; None before the first call.
+    """
+
+    function: OfExamples
+    where: str = dataclasses.field(compare=False)
+    like: Any = dataclasses.field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        self.__name__ = getattr(self.function, "__name__", "")
+
+    def __call__(self, features: dict[str, Any], training: bool) -> PerExample:
+        """Returns the values as losses, [batch, entries].
+
+        Raises:
+          ConfigError: If they are no float tensor with a value for each example.
+        """
+        values = self.function(features, training)
+        if not hasattr(values, "dtype") or not tf.as_dtype(values.dtype).is_floating:
+            values = None
+        if values is None or not values.shape.rank:
+            where = f"{self.where}: the function {self.__name__!r}"
+            raise ConfigError(f"{where} must return a float tensor with the batch first.")
+        self.like = tf.TensorSpec(values.shape[1:], values.dtype)
+        return PerExample(tf.reshape(values, [values.shape[0], -1]))

@@ -26,8 +26,8 @@ from ddl.step.global_gradient import Reduced
 from ddl.step.gradients import trainable_variables
 from ddl.step.loss import Loss
 from ddl.step.moving_statistics import Statistics
-from ddl.step.state import TrainingState
-from ddl.step.update import Pass, Update
+from ddl.step.state import Pass, TrainingState
+from ddl.step.update import Update
 from ddl.tasks.gather import MicrobatchesError, gathers_error
 from ddl.tasks.parts import layers_of, own_variables_of
 from ddl.tasks.task import LossFunction, Task

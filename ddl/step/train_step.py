@@ -33,8 +33,8 @@ from ddl.step.overflow import KeptValues, all_finite, unless_overflow
 from ddl.step.planning import BUILT_IN, Plan, does_other_things
 from ddl.step.sharding import Sharding
 from ddl.step.sharding.applying import apply_to_shares
-from ddl.step.state import TrainingState
-from ddl.step.update import Pass, Results, StepBatch, Update
+from ddl.step.state import Pass, Results, StepBatch, TrainingState
+from ddl.step.update import Update
 from ddl.step.weight_average import WeightAverages
 from ddl.tasks.task import LossFunction, Task, has_step
 

@@ -8,7 +8,7 @@ the replicas and microbatches.
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import keras
 import numpy as np
@@ -18,129 +18,12 @@ from ddl.data.batch import Batch
 from ddl.errors import ConfigError, check_takes, did_you_mean
 from ddl.microbatch import Microbatch
 from ddl.optimizers.groups import ONLY
-from ddl.step.gradients import Gradients, multiply, trainable_variables
-from ddl.step.overflow import KeptValues
-from ddl.step.state import TrainingState
-from ddl.tasks.task import LossFunction, PerExample
+from ddl.step.gradients import Gradients, multiply, trainable_variables, weights_of
+from ddl.step.loss import OfExamples, Values
+from ddl.step.overflow import restored
+from ddl.step.state import OfExample, Pass, Results, StepBatch, TrainingState, add_to
+from ddl.tasks.task import LossFunction
 from ddl.user_code import place_of
-
-OfExample: TypeAlias = Callable[[list[tf.Tensor]], list[tf.Tensor]]
-"""Changes the gradients of one example, a tensor of each variable's shape."""
-
-OfExamples: TypeAlias = Callable[[dict[str, Any], bool], tf.Tensor]
-"""Takes features and `training`, and returns a float tensor [batch, …]."""
-
-_OF_STEP = -1  # in the place of a pass's number for what the step itself draws
-
-
-class Pass(NamedTuple):
-    """A forward pass over a global batch.
-
-    Attributes:
-      batch: The batch.
-      state: The state before the update.
-      draws: Number of the pass, which has random numbers of its own.
-      each: Changes the gradients of each example before they are added up, or None.
-    """
-
-    batch: "StepBatch"
-    state: TrainingState
-    draws: int = 0
-    each: OfExample | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class StepBatch:
-    """A global batch, as a step gets it and passes it to the verbs.
-
-    Attributes:
-      source: Name of its source; "" if the Trainer has a single one.
-      place: Its place among the batches of the source in the update.
-      batch: All batches of the source in the update.
-    """
-
-    source: str
-    place: int
-    batch: Batch
-
-    def __getitem__(self, feature: Any) -> Any:
-        """Raises ConfigError: a step cannot read examples itself."""
-        raise ConfigError(
-            f"A step cannot read batch[{feature!r}]: each replica has its own rows of the batch. "
-            "Read the features in a loss, a method of (features, training) that returns a "
-            "ddl.PerExample, and pass it: update.minimize(self.loss, batch)."
-        )
-
-
-@dataclasses.dataclass
-class Values:
-    """A function of the examples in the form of a loss, with one value for each entry.
-
-    Attributes:
-      function: The function.
-      where: Description of the caller, for errors.
-      like: A result of the function, which tells shape and dtype; None before the first call.
-    """
-
-    function: OfExamples
-    where: str = dataclasses.field(compare=False)
-    like: Any = dataclasses.field(default=None, compare=False)
-
-    def __post_init__(self) -> None:
-        self.__name__ = getattr(self.function, "__name__", "")
-
-    def __call__(self, features: dict[str, Any], training: bool) -> PerExample:
-        """Returns the values as losses, [batch, entries].
-
-        Raises:
-          ConfigError: If they are no float tensor with a value for each example.
-        """
-        values = self.function(features, training)
-        if not hasattr(values, "dtype") or not tf.as_dtype(values.dtype).is_floating:
-            values = None
-        if values is None or not values.shape.rank:
-            where = f"{self.where}: the function {self.__name__!r}"
-            raise ConfigError(f"{where} must return a float tensor with the batch first.")
-        self.like = tf.TensorSpec(values.shape[1:], values.dtype)
-        return PerExample(tf.reshape(values, [values.shape[0], -1]))
-
-
-class Results:
-    """The results of the verbs of an update so far.
-
-    Attributes:
-      finite: Whether all values so far are finite, bool []; None without loss scaling.
-      sums: Metric sums of each loss outside of `moved`, by its name.
-      sums_moved: Those within `moved`.
-      norms: Sum and number of the gradient norms of each optimizer, float64 [2], by its name.
-    """
-
-    def __init__(self) -> None:
-        self.finite: tf.Tensor | None = None
-        self.sums: dict[str, tf.Tensor] = {}
-        self.sums_moved: dict[str, tf.Tensor] = {}
-        self.norms: dict[str, tf.Tensor] = {}
-
-    def check(self, finite: tf.Tensor | None) -> None:
-        """Adds a check for overflow, on which the update then depends; None adds none."""
-        if finite is not None:
-            self.finite = finite if self.finite is None else self.finite & finite
-
-    def tensors(self) -> dict[str, Any]:
-        """Returns all of it as a structure that a branch can return."""
-        return {name: value for name, value in vars(self).items() if value is not None}
-
-    def add(self, tensors: Mapping[str, Any]) -> None:
-        """Adds what a branch has computed."""
-        self.check(tensors.get("finite"))
-        for kind in ("sums", "sums_moved", "norms"):
-            for name, value in tensors[kind].items():
-                add_to(getattr(self, kind), name, value)
-
-
-def add_to(sums: dict[str, tf.Tensor], name: str, value: tf.Tensor) -> None:
-    """Adds a value to that of the name, if there is one."""
-    sums[name] = sums[name] + value if name in sums else value
 
 
 class Update:
@@ -187,7 +70,7 @@ class Update:
         self._context = tf.distribute.get_replica_context()  # None under a strategy
         counter = next(iter(batches.values())).counter
         self._draws = Microbatch(
-            seed=engine.seed, training=True, counter=counter, first_row=0, rows=0, draws=_OF_STEP
+            seed=engine.seed, training=True, counter=counter, first_row=0, rows=0, draws=-1
         )
 
     def run(self, task: Any) -> None:
@@ -275,7 +158,7 @@ class Update:
             check_takes("`each` of update.gradients", each, ("gradients",))
         made = Pass(batch, self._state, self._next_draws(same_draws_as), each)
         kept = [] if moves_statistics else self._engine.statistics
-        with _restoring(kept, self._engine.strategy):
+        with restored(kept, self._engine.strategy):
             variables, reduced = self._reduced(loss, made, model, name)
         strategy, values = self._engine.strategy, reduced.values
         if reduced.factor is not None:
@@ -366,7 +249,6 @@ class Update:
         """
         self._check("apply")
         _check_gradients("update.apply", gradients)
-        # A division may have overflowed since.
         self.results.check(self._engine.finite(gradients.of_replicas))
         self._apply(gradients.variables, gradients.of_replicas, None, optimizer)
 
@@ -431,10 +313,10 @@ class Update:
         strategy, writes = self._engine.strategy, self._engine.writes
         variables = [variable.value for variable in by.variables]
         self._check_not_moved("moved", variables)
-        with _restoring(variables if writes else [], strategy):
+        with restored(variables if writes else [], strategy):
             for variable, value in zip(variables, by.of_replicas, strict=True):
                 if writes:
-                    strategy.extended.update(variable, _add, args=(value,))
+                    strategy.extended.update(variable, lambda v, x: v.assign_add(x), args=(value,))
             self._moved |= {id(variable) for variable in variables}
             yield
             self._moved -= {id(variable) for variable in variables}
@@ -453,7 +335,7 @@ class Update:
           ConfigError: If the shapes differ, or the decay is out of range.
         """
         self._check("average")
-        targets, sources = _weights("target", target), _weights("of", of)
+        targets, sources = weights_of("target", target), weights_of("of", of)
         shapes = [[tuple(v.shape) for v in variables] for variables in (targets, sources)]
         if shapes[0] != shapes[1] or {id(v) for v in targets} & {id(v) for v in sources}:
             raise ConfigError(
@@ -572,37 +454,13 @@ def _check_gradients(where: str, given: Any) -> None:
         raise ConfigError(f"{where} takes the result of update.gradients, got {given!r:.80}.")
 
 
-def _weights(what: str, part: Any) -> list[tf.Variable]:
-    """Returns the weights of a model or layer, or of a list of variables."""
-    variables = part.weights if isinstance(part, keras.layers.Layer) else part
-    if not isinstance(variables, list | tuple) or not variables:
-        raise ConfigError(f"update.average: {what} must have weights, got {part!r:.80}.")
-    return [v.value if isinstance(v, keras.Variable) else v for v in variables]
-
-
-def _add(variable: tf.Variable, value: tf.Tensor) -> tf.Operation:
-    return variable.assign_add(tf.convert_to_tensor(value))
-
-
 def _move(variable: tf.Variable, source: tf.Tensor, share: tf.Tensor) -> tf.Operation:
     """Moves a variable by a share of the distance to a source; counters become the source."""
     source, before = tf.cast(source, variable.dtype), tf.convert_to_tensor(variable)
     if variable.dtype.is_floating:
         moved = before + tf.cast(share, variable.dtype) * (source - before)
-        # Exact for a copy, and for equal infinities, such as of a mask.
         source = tf.where(tf.equal(share, 1) | tf.equal(source, before), source, moved)
     return variable.assign(source)
-
-
-@contextmanager
-def _restoring(
-    variables: Sequence[tf.Variable], strategy: tf.distribute.Strategy
-) -> Iterator[None]:
-    """Restores variables on all replicas after the `with` block, in its graph."""
-    kept = KeptValues(variables, strategy) if variables else None
-    yield
-    if kept is not None:
-        kept.restore()
 
 
 @contextmanager
@@ -633,11 +491,10 @@ def _meaning(error: Exception, task: Any) -> str | None:
     if isinstance(error, TypeError) and text.startswith(("Update.", "Gradients.")):
         return f"{name}.step: {text}."
     asked = getattr(error, "obj", None)
-    if isinstance(error, AttributeError) and (asked is task or isinstance(asked, _OFFERED)):
+    if isinstance(error, AttributeError) and (
+        asked is task or isinstance(asked, Update | Gradients | StepBatch)
+    ):
         known = [attribute for attribute in dir(asked) if not attribute.startswith("_")]
         near = did_you_mean(str(error.name), known)
         return f"{type(asked).__name__} has no attribute {error.name!r}.{near}"
     return None
-
-
-_OFFERED = (Update, Gradients, StepBatch)

@@ -14,9 +14,8 @@ from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, TrainingDiverged
 from ddl.step.gradients import trainable_variables
 from ddl.step.overflow import KeptValues, each_finite
-from ddl.step.state import TrainingState
+from ddl.step.state import Pass, StepBatch, TrainingState
 from ddl.step.train_step import TrainStep
-from ddl.step.update import Pass, StepBatch
 from ddl.tasks.task import has_step
 from ddl.training.loop.stale_traces import explaining_stale_traces
 
