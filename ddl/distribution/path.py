@@ -24,7 +24,6 @@ class DevicePath:
         TensorFlow keeps int32 in host memory even for operations on a GPU.
       reduces_on_one_device: Whether `mirrored` adds gradients on the first device. The devices then
         share memory, where packing only adds copies. Otherwise TensorFlow takes NCCL or rings.
-      rewrites_pooling: Whether TensorFlow rewrites pooling to oneDNN kernels.
       packs_tensors: Whether operations on each gradient or weight run on few buffers that hold many
         (`ddl.step.packing`), and sums over microbatches stay in variables on each device. It
         saves kernels, each of which takes a GPU some microseconds to start.
@@ -42,7 +41,6 @@ class DevicePath:
     places_order: bool = False
     packs_int32: bool = False
     reduces_on_one_device: bool = False
-    rewrites_pooling: bool = False
     packs_tensors: bool = False
     subtracts_at_once: bool = False
     fuses_normalization: bool = False
@@ -51,7 +49,7 @@ class DevicePath:
     can_compile: bool = True
 
 
-CPU = DevicePath(reduces_on_one_device=True, rewrites_pooling=True)
+CPU = DevicePath(reduces_on_one_device=True)
 GPU = DevicePath(
     places_order=True,
     packs_int32=True,

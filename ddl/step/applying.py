@@ -14,10 +14,9 @@ import tensorflow as tf
 from ddl.optimizers.checks import refusing_reductions
 from ddl.optimizers.fused import by_kernels
 from ddl.step import gradients as gradient_path
-from ddl.step.compiled.compiler import Compiler
+from ddl.step.compiled import Compiler
 from ddl.step.gradients import Gradient
-from ddl.step.sharding import Sharding
-from ddl.step.sharding.applying import apply_to_shares
+from ddl.step.sharding import Sharding, apply_to_shares
 from ddl.step.verbs.gradients import Gradients
 
 

@@ -23,12 +23,11 @@ from ddl.microbatch import Microbatch
 from ddl.step import gradients as gradient_path
 from ddl.step.accumulation import over_microbatches
 from ddl.step.all_reduce import AllReduce
-from ddl.step.compiled.compiler import Compiler
+from ddl.step.compiled import Compiler
 from ddl.step.loss import Loss
 from ddl.step.moving_statistics import Statistics
 from ddl.step.overflow import all_finite
-from ddl.step.rows.dense import dense_if_compiled
-from ddl.step.rows.summing import added, gradient_sums, has_rows
+from ddl.step.rows import added, dense_if_compiled, gradient_sums, has_rows
 from ddl.step.sharding import InShares, Sharding
 from ddl.step.state import TrainingState
 from ddl.step.verbs.batches import StepBatch
@@ -157,7 +156,7 @@ class GlobalGradient:
         def zeros() -> tuple[list[Any], tf.Tensor]:
             return form.zeros(), tf.zeros([length], tf.float64)
 
-        gradients, sums = self._over_microbatches(one, batch, zeros, loss.needs_own_graph)
+        gradients, sums = self._over_microbatches(one, batch, zeros)
         return form.as_gradients(gradients), sums
 
     def sums(
@@ -179,7 +178,7 @@ class GlobalGradient:
             return summed if so_far is None else so_far + summed
 
         zeros = lambda: tf.zeros([1 + loss.training.entries], tf.float64)  # noqa: E731
-        summed = self._over_microbatches(one, batch, zeros, loss.needs_own_graph)
+        summed = self._over_microbatches(one, batch, zeros)
         total = self.all_reduce.of_sums(summed)
         return total[1:], total[0]
 
@@ -188,7 +187,6 @@ class GlobalGradient:
         one: Callable[[StepBatch, Any, Any], Any],
         batch: StepBatch,
         zeros: Callable[[], Any],
-        own_graph: bool,
     ) -> Any:
         """Returns the sum of a function of the microbatches, of each replica.
 
@@ -197,7 +195,6 @@ class GlobalGradient:
             None; returns the sum with that microbatch. Replica context.
           batch: The global batch.
           zeros: Returns the empty sum. Replica context.
-          own_graph: Whether each microbatch needs a graph of its own (`ddl.step.onednn`).
         """
 
         def on_replica(own: Batch, place: tf.Tensor | int, index: Any, so_far: Any) -> Any:
@@ -208,7 +205,7 @@ class GlobalGradient:
         def run(index: tf.Tensor | int, so_far: Any) -> Any:
             return self.strategy.run(on_replica, args=(batch.batch, batch.place, index, so_far))
 
-        summed = over_microbatches(self.strategy, self.microbatches, run, zeros, own_graph)
+        summed = over_microbatches(self.strategy, self.microbatches, run, zeros)
         if self.moved_alone is not None:
             self.moved_alone.average(self.all_reduce)
         return summed

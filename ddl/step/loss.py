@@ -16,9 +16,8 @@ from ddl import microbatch
 from ddl.errors import ConfigError
 from ddl.layers.broadcasting import broadcasts, with_rank
 from ddl.layers.normalization import has_global_moments
-from ddl.step.metric_sums import MetricSums
-from ddl.step.metric_sums.of_output import check_kinds, check_metrics, sums_of
-from ddl.step.rows.tables import Table
+from ddl.step.metric_sums import MetricSums, check_kinds, check_metrics, sums_of
+from ddl.step.rows import Table
 from ddl.tasks.parts import layers_of
 from ddl.tasks.task import (
     LossFunction,
@@ -39,11 +38,10 @@ class Form(NamedTuple):
       weighs: Whether the task returns weights, so that Σ weight may differ from the batch size.
       gathers: Whether the loss calls `ddl.gather`.
       unread: Features that are named like weights and that the task does not read.
-      tables: The variables of which the loss looks up single rows (`ddl.step.rows.tables`).
+      tables: The variables of which the loss looks up single rows (`ddl.step.rows`).
       layers: Layers of the task, without those that only compute as in an evaluation.
       placing: Which draws follow the rows (`ddl.draws.placing`); None if that is unknown.
       moved: Names of variables that layers and task move, but for moments of BatchNormalization.
-      pools: Whether the gradient needs a graph of its own (`ddl.step.onednn`).
     """
 
     metrics: MetricSums
@@ -55,7 +53,6 @@ class Form(NamedTuple):
     layers: Sequence[keras.layers.Layer]
     placing: Mapping[Any, int] | None
     moved: Sequence[str]
-    pools: bool
 
 
 class Loss:
@@ -120,11 +117,6 @@ class Loss:
     def training(self) -> Form:
         """The form in training."""
         return self.form(True)
-
-    @property
-    def needs_own_graph(self) -> bool:
-        """Whether the gradient must be computed in a graph of its own (`ddl.step.onednn`)."""
-        return self.training.pools
 
     def of(self, function: LossFunction) -> "Loss":
         """Returns this loss for an equal function, such as one that each trace defines anew."""

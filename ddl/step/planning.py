@@ -19,9 +19,13 @@ from ddl.data.pipeline import BatchPipeline
 from ddl.errors import ConfigError
 from ddl.optimizers.groups import Group, assign
 from ddl.random import batch_counter
-from ddl.step.effects.python_draws import Generators, check_python_draws
-from ddl.step.effects.stateful import check_stateless
-from ddl.step.effects.written import check_step_writes, written_in
+from ddl.step.effects import (
+    Generators,
+    check_python_draws,
+    check_stateless,
+    check_writes,
+    written_in,
+)
 from ddl.step.global_gradient import Reduced
 from ddl.step.loss import Loss
 from ddl.step.state import TrainingState
@@ -295,7 +299,7 @@ def _plan_of(
     assigned = written_in(graph, saved)
     _check_uses(name, rehearsal, groups)
     _check_variables(name, rehearsal, [*of_layers, *own], layers)
-    check_step_writes(name, graph, saved)
+    check_writes(f"{name}.step", graph, task, optimizers, strategy)
     for variable in {id(v): v for v in [*own, *assigned]}.values():
         if not strategy.extended.variable_created_in_scope(variable):
             raise ConfigError(

@@ -43,14 +43,18 @@ from ddl.layers.transforms.mixing import HeldPartners, Partners
 from ddl.metrics.values import tensors_by_name
 from ddl.microbatch import HeldMoments, Microbatch, without_traces_of_the_user
 from ddl.random import batch_counter
-from ddl.step.effects.python_draws import Generators, check_python_draws
-from ddl.step.effects.stateful import check_stateless
-from ddl.step.effects.written import check_loss_writes, moved_in
+from ddl.step.effects import (
+    Generators,
+    check_python_draws,
+    check_stateless,
+    check_writes,
+    moved_in,
+    written_in,
+)
 from ddl.step.loss import Form, Loss
-from ddl.step.metric_sums.of_output import check_dimensions, layout_of
+from ddl.step.metric_sums import check_dimensions, layout_of
 from ddl.step.moving_statistics import allow_replica_writes, restoring
-from ddl.step.onednn import needs_own_graph
-from ddl.step.rows.tables import tables_in
+from ddl.step.rows import tables_in
 from ddl.tasks.gather import Gathered, HeldRows
 from ddl.tasks.parts import layers_of, models_of, variables_of
 from ddl.tasks.task import PerExample, Task, names_resembling_weight, unread
@@ -182,7 +186,6 @@ class Probes:
             layers=_used_layers(layers_of(self._task), current),
             placing=placing,
             moved=moved_in(first.graph, self._task) if training else (),
-            pools=needs_own_graph(first.graph, self._strategy),
         )
 
     def _placing(
@@ -351,7 +354,8 @@ class Probes:
                 self._task,
                 lambda: self._traced(loss, pipeline, training, rows).graph,
             )
-        check_loss_writes(loss.where, first.graph, self._task, self._optimizers)
+        given = (first.graph, self._task, self._optimizers, self._strategy)
+        check_writes(loss.where, *given)
         check_stateless(loss.where, first.graph)
 
     def _check_rows(
@@ -458,7 +462,7 @@ class Probes:
         zeros = [v for v in variables if v.trainable and not np.any(v.numpy())]
 
         def run(one: _Pass, features: _Features, held: Any, mask: Any) -> Any:
-            with restoring(variables, only_changed=True):
+            with restoring(written_in(one.graph, variables)):
                 values, held_now = one.run(features, held, mask)
             arrays = {name: tf.cast(v, tf.float64).numpy() for name, v in values.items()}
             return arrays, held_now

@@ -21,9 +21,8 @@ from ddl.data.pipeline import BatchPipeline
 from ddl.errors import ConfigError
 from ddl.precision import LossScale
 from ddl.step.applying import OptimizerPart, apply
-from ddl.step.compiled.compiler import Compiler
-from ddl.step.effects.repetition import warn_of_unordered_sums
-from ddl.step.effects.written import written_in
+from ddl.step.compiled import Compiler
+from ddl.step.effects import written_in
 from ddl.step.global_gradient import GlobalGradient, Reduced
 from ddl.step.loss import Loss
 from ddl.step.metric_sums import SumsOfLosses
@@ -130,15 +129,6 @@ class TrainStep:
         """Whether XLA compiles an update as one piece."""
         return self.compiler.is_whole
 
-    @property
-    def needs_own_graph(self) -> bool:
-        """Whether a loop runs each update in a graph of its own: the all-reduce overlaps there.
-
-        With several microbatches, `GlobalGradient` instead puts each microbatch in its own graph.
-        """
-        every = (*self.plan.losses.values(), *self.plan.means.values())
-        return any(one.needs_own_graph for one in every) and self.gradient.microbatches == 1
-
     @fixed_order_of_sums()
     def __call__(self, batches: Mapping[str, Batch], state: TrainingState) -> TrainingState:
         """Makes one update and returns the next state. Cross-replica context, in a graph.
@@ -162,7 +152,6 @@ class TrainStep:
             self._move_averages(state)
         else:
             results = self._own_or_undone(batches, state)
-        warn_of_unordered_sums(tf.compat.v1.get_default_graph())
         return self.compiler(lambda: self._next_state(state, results))
 
     def _built_in(self, batches: Mapping[str, Batch], state: TrainingState) -> Results:

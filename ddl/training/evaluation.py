@@ -10,7 +10,7 @@ from ddl.data.checks import data_errors
 from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.path import on_host_if_placed
 from ddl.errors import DataError
-from ddl.step.compiled.compiler import Compiler
+from ddl.step.compiled import Compiler
 from ddl.step.loss import Loss
 from ddl.step.order_of_sums import fixed_order_of_sums
 from ddl.step.state import TrainingState

@@ -10,7 +10,7 @@ import tensorflow as tf
 from ddl.errors import ConfigError, check_takes
 from ddl.step import gradients as gradient_path
 from ddl.step.gradients import Gradient, in_pairs
-from ddl.step.sharding.in_shares import InShares
+from ddl.step.sharding import InShares
 from ddl.step.verbs.draws import same_on_replicas
 from ddl.step.verbs.misuse import NO_LIST, Guarded, mapped, scalar
 
