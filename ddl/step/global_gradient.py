@@ -207,7 +207,7 @@ class GlobalGradient:
 
         summed = over_microbatches(self.strategy, self.microbatches, run, zeros)
         if self.moved_alone is not None:
-            self.moved_alone.average(self.all_reduce)
+            self.moved_alone.average()
         return summed
 
     @property

@@ -10,7 +10,6 @@ import keras
 import tensorflow as tf
 
 from ddl.distribution.traits import traits_of
-from ddl.step.all_reduce import AllReduce
 
 
 class Statistics:
@@ -35,23 +34,18 @@ class Statistics:
         """The floating-point variables, which can be averaged."""
         return [variable for variable in self.variables if variable.dtype.is_floating]
 
-    def average(self, all_reduce: AllReduce) -> None:
+    def average(self) -> None:
         """Sets each floating-point variable to its mean over the replicas, by one all-reduce.
 
         Cross-replica context, in a graph.
         """
         if self._strategy.num_replicas_in_sync == 1 or not self.floating:
             return
-        flat = self._strategy.run(
-            lambda: tf.concat(
-                [tf.cast(tf.reshape(v, [-1]), tf.float64) for v in self.floating], axis=0
-            )
-        )
-        means = all_reduce.of_sums(flat) / self._strategy.num_replicas_in_sync
-        sizes = [variable.shape.num_elements() for variable in self.floating]
-        for variable, mean in zip(self.floating, tf.split(means, sizes), strict=True):
-            value = tf.cast(tf.reshape(mean, variable.shape), variable.dtype)
-            self._strategy.extended.update(variable, lambda v, x: v.assign(x), args=(value,))
+        extended = self._strategy.extended
+        values = self._strategy.run(lambda: [v.read_value() for v in self.floating])
+        means = extended.batch_reduce_to("MEAN", list(zip(values, self.floating, strict=True)))
+        for variable, mean in zip(self.floating, means, strict=True):
+            extended.update(variable, lambda v, x: v.assign(x), args=(mean,))
 
 
 @contextmanager

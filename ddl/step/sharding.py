@@ -85,6 +85,7 @@ class Sharding:
       strategy: The strategy.
       all_reduce: Sums over the replicas.
       slots: The slots in shares, by the id of the optimizer's variable.
+      stand_ins: The stand-ins, by the ids of optimizer and weight.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, all_reduce: AllReduce):
@@ -92,7 +93,7 @@ class Sharding:
         self.strategy = strategy
         self.slots: dict[int, ShardOfSlot] = {}
         self.all_reduce = all_reduce
-        self._stand_ins: dict[tuple[int, int], keras.Variable] = {}
+        self.stand_ins: dict[tuple[int, int], keras.Variable] = {}
         self._weights: dict[int, keras.Variable] = {}
 
     def prepare(
@@ -121,7 +122,7 @@ class Sharding:
             )
         stand_ins = [self._stand_in(variable) for variable in variables]
         for variable, stand_in in zip(variables, stand_ins, strict=True):
-            self._stand_ins[id(optimizer), id(variable)] = stand_in
+            self.stand_ins[id(optimizer), id(variable)] = stand_in
             self._weights[id(stand_in)] = variable
         add, decays = optimizer.add_variable_from_reference, optimizer._use_weight_decay
 
@@ -149,12 +150,6 @@ class Sharding:
         found._path = variable.path  # which names the slots
         return found
 
-    def stand_ins(
-        self, optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]
-    ) -> list[keras.Variable]:
-        """Returns the variables that an optimizer updates in place of some of its variables."""
-        return [self._stand_ins[id(optimizer), id(variable)] for variable in variables]
-
     def copies(self, variables: Iterable[keras.Variable]) -> list[tf.Variable]:
         """Returns the copies of variables on the replicas of this worker."""
         results = self.strategy.experimental_local_results
@@ -167,7 +162,7 @@ class Sharding:
     @property
     def handles_of_stand_ins(self) -> frozenset[int]:
         """The ids of the handles of the stand-ins of this worker's replicas."""
-        return frozenset(id(copy.handle) for copy in self.copies(self._stand_ins.values()))
+        return frozenset(id(copy.handle) for copy in self.copies(self.stand_ins.values()))
 
     def summed(self, gradients: Sequence[Any]) -> list[Any]:
         """Returns the sums over the replicas, in shares. Cross-replica context, in a graph.
@@ -238,10 +233,8 @@ def variables_of(
     """Returns an optimizer's variables; of a slot in shares, each share of this worker."""
     found: list[tf.Variable] = []
     for variable in optimizer.variables:
-        if sharding is None or id(variable) not in sharding.slots:
-            found.append(variable.value)
-        else:
-            found += sharding.strategy.experimental_local_results(variable.value)
+        in_shares = sharding is not None and id(variable) in sharding.slots
+        found += sharding.copies([variable]) if in_shares else [variable.value]
     return found
 
 
@@ -299,10 +292,8 @@ def apply_to_shares(
         squared = tf.reduce_sum(tf.where(active, of_parts, tf.zeros_like(of_parts)))
         norm = tf.sqrt(squared)
         widest = gradient_path.widest([variable.value for variable in variables])
-        shares = run(
-            lambda own, squared: gradient_path.clip_by_global_norm(own, clip, squared)[0],
-            args=(shares, tf.cast(squared, widest)),
-        )
+        clipped = lambda own, squared: gradient_path.clip_by_global_norm(own, clip, squared)[0]  # noqa: E731
+        shares = run(clipped, args=(shares, tf.cast(squared, widest)))
     for part in parts:
         own = [shares[place] for place in part.places]
         updated = [variables[place] for place in part.places]
@@ -320,51 +311,45 @@ def _update(
 ) -> None:
     """Lets an optimizer update its share of its weights, and gathers the weights."""
     strategy = sharding.strategy
-    stand_ins = sharding.stand_ins(optimizer, variables)
+    stand_ins = [sharding.stand_ins[id(optimizer), id(variable)] for variable in variables]
 
-    def fill(gradients: list[tf.Tensor]) -> None:
+    def on_replica(gradients: list[tf.Tensor]) -> None:
         for variable, stand_in, gradient in zip(variables, stand_ins, gradients, strict=True):
             # Not before the whole gradient is freed, so that the two are not in memory together.
             with tf.control_dependencies([gradient]):
                 _set(stand_in.value, own_share(tf.convert_to_tensor(variable.value)))
-
-    def update(own: list[tf.Tensor]) -> None:
-        def piece() -> None:  # not `apply`, as in `ddl.step.applying`
-            optimizer.apply_gradients(list(zip(own, stand_ins, strict=True)))
-
-        compiler.of_update(piece, stand_ins, [optimizer])
-
-    def whole() -> list[tf.Tensor]:
-        own = []
-        for stand_in in stand_ins:
-            handle, dtype = stand_in.value.handle, stand_in.value.dtype
-            value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-            own.append(tf.ensure_shape(value, stand_in.value.shape))
-            with tf.control_dependencies([own[-1]]):
-                _free(stand_in.value)
-        return gathered(own, [variable.value.shape for variable in variables])
-
-    def constrain() -> None:
-        for variable in variables:
-            if variable.constraint is not None:
-                variable.assign(variable.constraint(variable))
+        pairs = list(zip(gradients, stand_ins, strict=True))
+        compiler.of_update(lambda: _applied(optimizer, pairs), stand_ins, [optimizer])
+        own = [_taken(stand_in.value) for stand_in in stand_ins]
+        whole = gathered(own, [variable.value.shape for variable in variables])
+        for variable, value in zip(variables, whole, strict=True):
+            constraint = variable.constraint
+            _set(variable.value, value if constraint is None else constraint(value))
 
     if compiler.is_on:  # XLA takes the shapes that the stand-ins have while it is traced
         with tf.init_scope():
             for copy in sharding.copies(stand_ins):
                 _set(copy, tf.zeros(copy.shape, copy.dtype))
-    strategy.run(fill, args=(shares,))
     with refusing_reductions(strategy), by_kernels([optimizer]):
-        strategy.run(update, args=(shares,))
-    for variable, value in zip(variables, strategy.run(whole), strict=True):
-        strategy.extended.update(variable.value, _set, args=(value,), group=False)
-    strategy.run(constrain)
+        strategy.run(on_replica, args=(shares,))
+
+
+def _applied(optimizer: keras.optimizers.Optimizer, pairs: list[Any]) -> None:
+    optimizer.apply_gradients(pairs)  # not `apply`, as in `ddl.step.applying`
 
 
 def _set(variable: tf.Variable, value: tf.Tensor) -> None:
     """Assigns a value of any shape, on the variable's device."""
     with tf.device(variable.device):
         tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+
+
+def _taken(variable: tf.Variable) -> tf.Tensor:
+    """Returns the value of a variable, and frees the variable's memory."""
+    value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+    with tf.control_dependencies([value]):
+        _free(variable)
+    return tf.ensure_shape(value, variable.shape)
 
 
 def _free(variable: tf.Variable) -> None:

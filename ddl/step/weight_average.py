@@ -116,11 +116,6 @@ class WeightAverages:
         for average, weight in pairs:
             change(average, move, args=(weight,), group=False)
 
-    def of(self, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
-        """Returns the averages of the given model variables."""
-        averages = dict(zip(map(id, self._weights), self.variables, strict=True))
-        return [averages[id(variable)] for variable in variables]
-
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Assigns the averages to the model within the `with` block.
