@@ -40,7 +40,7 @@ def over_microbatches(
         return one(0, None)
     start = strategy.run(zeros)
     like = strategy.experimental_local_results(start)[0]
-    in_variables = len(local_devices(strategy)) > 1 and path_of(strategy).packs_tensors
+    in_variables = len(local_devices(strategy)) > 1 and path_of(strategy).sums_on_devices
     if not in_variables or has_rows(like):
         return tf.while_loop(
             lambda index, so_far: index < microbatches,

@@ -256,7 +256,7 @@ def apply_to_shares(
     Args:
       sharding: The shares.
       gradients: The gradient, whole or in shares.
-      factor: A factor that is missing in it, or None; see `ddl.step.applying.apply`, like all that
+      factor: A factor that is missing in it, or None; see `TrainStep.apply`, like all that
         follow.
       variables: The variables.
       parts: The optimizers and what each updates.
@@ -335,7 +335,7 @@ def _update(
 
 
 def _applied(optimizer: keras.optimizers.Optimizer, pairs: list[Any]) -> None:
-    optimizer.apply_gradients(pairs)  # not `apply`, as in `ddl.step.applying`
+    optimizer.apply_gradients(pairs)  # not `apply`, as in `TrainStep.apply`
 
 
 def _set(variable: tf.Variable, value: tf.Tensor) -> None:

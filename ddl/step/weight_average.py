@@ -45,12 +45,10 @@ class ExponentialMovingAverage:
     def __str__(self) -> str:
         return f"decay {self.decay:g}{', with a warm-up' if self.warm_up else ''}"
 
-    def share_at(self, update: tf.Tensor) -> tf.Tensor:
-        """Returns 1 - d, float64 [], of update number `update`, int64 [], counted from 1."""
-        least = tf.constant(1 - self.decay, tf.float64)
-        if not self.warm_up:
-            return least
-        return tf.maximum(least, 9 / tf.cast(update + 10, tf.float64))
+    def share_at(self, update: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+        """Returns 1 - d, of a dtype [], of update number `update`, int64 [], counted from 1."""
+        least = tf.constant(1 - self.decay, dtype)
+        return tf.maximum(least, 9 / tf.cast(update + 10, dtype)) if self.warm_up else least
 
 
 class WeightAverages:
@@ -87,8 +85,8 @@ class WeightAverages:
           update: Number of the update that was made, int64 [], counted from 1.
           compiler: Compiles what each replica does, or not.
         """
-        share = self.rule.share_at(update)
-        shares = {dtype: tf.cast(share, dtype) for dtype in {v.dtype for v in self.variables}}
+        dtypes = {variable.dtype for variable in self.variables}
+        shares = {dtype: self.rule.share_at(update, dtype) for dtype in dtypes}
 
         def move(average: tf.Variable, weight: Any) -> None:
             before, value = tf.convert_to_tensor(average), tf.convert_to_tensor(weight)

@@ -318,7 +318,6 @@ def _update(
         all_reduce=all_reduce,
         scales=loss_scale is not None,
         moved_alone=Statistics(normalizing, strategy) if per_replica else None,
-        own=[v for v in plan.own if id(v) not in {id(t.value) for t in plan.trained}],
         complete=[*plan.trained, *(v for layer in layers for v in layer.variables)]
         if has_step(task)
         else frozen_variables(layers),

@@ -12,11 +12,11 @@ from ddl.distribution.devices import is_on_server
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, TrainingDiverged
+from ddl.step.gradients import trainable_variables
 from ddl.step.overflow import KeptValues, each_finite
 from ddl.step.state import TrainingState
 from ddl.step.train_step import TrainStep
-from ddl.step.verbs.batches import StepBatch
-from ddl.step.verbs.gradients import trainable_variables
+from ddl.step.update import StepBatch
 from ddl.tasks.task import has_step
 from ddl.training.loop.stale_traces import explaining_stale_traces
 

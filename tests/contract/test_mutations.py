@@ -46,7 +46,7 @@ def reduce_again_in_the_optimizer(patch: Patch) -> None:
 
     patch.setattr(sharding, "prepare_optimizer", mutated)
     # Else the check of optimizers refuses it, before parity is asked for.
-    patch.setattr("ddl.step.applying.refusing_reductions", lambda _: contextlib.nullcontext())
+    patch.setattr("ddl.step.train_step.refusing_reductions", lambda _: contextlib.nullcontext())
 
 
 def divide_by_the_replicas_own_size(patch: Patch) -> None:
@@ -86,7 +86,7 @@ def clip_before_the_reduce(patch: Patch) -> None:
 
 
 def square_the_parts_of_a_row(patch: Patch) -> None:
-    patch.setattr("ddl.step.gradients.values.merge_duplicates", lambda gradient: gradient)
+    patch.setattr("ddl.step.gradients.merge_duplicates", lambda gradient: gradient)
 
 
 def count_padding(patch: Patch) -> None:
@@ -212,9 +212,9 @@ def never_move_the_averages(patch: Patch) -> None:
 def move_the_averages_before_the_weights(patch: Patch) -> None:
     apply, move = TrainStep.apply, TrainStep._move_averages
 
-    def mutated(self, optimizer, gradients, state, **others):
+    def mutated(self, optimizer, variables, values, factor, state):
         move(self, state)
-        return apply(self, optimizer, gradients, state, **others)
+        return apply(self, optimizer, variables, values, factor, state)
 
     patch.setattr(TrainStep, "apply", mutated)
     patch.setattr(TrainStep, "_move_averages", lambda *_: None)

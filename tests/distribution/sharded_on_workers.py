@@ -16,7 +16,7 @@ from ddl.distribution.multi_worker import leaving
 from ddl.distribution.strategies import build_strategy
 from ddl.distribution.workers import Workers
 from ddl.precision import set_precision
-from ddl.step.probes import Probes
+from ddl.step.probes import Probe
 from ddl.step.remat import Remat
 from ddl.step.weight_average import ExponentialMovingAverage
 from ddl.training.trainer import Trainer
@@ -36,7 +36,7 @@ OVERFLOWS = {
 
 def main(folder: Path) -> None:
     strategy = build_strategy("auto")  # before any other operation
-    Probes._check_rows = lambda *_: None  # type: ignore[method-assign]
+    Probe.check_rows = lambda *_: None  # type: ignore[method-assign]
     from tests.step.sharding.trainers import (
         adamw,
         after_an_overflow,

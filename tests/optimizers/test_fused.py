@@ -11,8 +11,7 @@ import ddl
 from ddl.config.registry import register_all
 from ddl.optimizers.fused import by_kernels
 from ddl.precision import set_precision
-from ddl.step.gradients import prepare_optimizer
-from ddl.step.gradients.values import merge_duplicates
+from ddl.step.gradients import merge_duplicates, prepare_optimizer
 from tests.conftest import for_each_kind_on_two, make_strategy, save
 
 K = keras.optimizers

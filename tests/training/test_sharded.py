@@ -13,7 +13,7 @@ from ddl.callbacks.fingerprint import Fingerprint
 from ddl.errors import ConfigError, TrainingDiverged
 from ddl.optimizers import Group
 from ddl.precision import set_precision
-from ddl.step.applying import OptimizerPart
+from ddl.step.train_step import OptimizerPart
 from ddl.step.compiled.compiler import Compiler
 from ddl.step.sharding import InShares, applying, optimizers, shares
 from tests.conftest import LikeGpus, make_strategy
