@@ -30,6 +30,7 @@ from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError
 from ddl.microbatch import CannotCompileError, is_compiled
 from ddl.optimizers.checks import refusing_reductions
+from ddl.step.effects import nodes_of
 
 _Result = TypeVar("_Result")
 
@@ -46,7 +47,8 @@ class Compiler:
     """Compiles pieces, or leaves them as they are.
 
     Attributes:
-      is_on: Whether pieces are compiled. `auto` turns it off at a piece that XLA cannot compile.
+      is_on: Whether pieces are compiled. If XLA cannot compile a piece, `auto` leaves out the
+        passes, and then all.
     """
 
     def __init__(self, choice: JitCompile, strategy: tf.distribute.Strategy, what: str):
@@ -72,6 +74,7 @@ class Compiler:
                 "or choose another --strategy, such as mirrored."
             )
         self._is_alone = strategy.num_replicas_in_sync == 1
+        self._takes_passes = True
         wanted = self._required or (path.compiles and not is_op_determinism_enabled())
         self.is_on = wanted and choice != "off" and path.can_compile and not apart
 
@@ -101,8 +104,15 @@ class Compiler:
         if not all(x.dtype == tf.resource or x.shape.is_fully_defined() for x in captures):
             return function()
         if _local_replica() == 0 and (reason := why_not_compiled(concrete)):
-            raise CannotCompileError(*reason)
+            raise CannotCompileError(reason)
         return concrete()
+
+    def of_pass(self, function: Callable[[], _Result]) -> _Result:
+        """Returns the result of a forward pass, with or without a backward pass, as `__call__`.
+
+        Layers that communicate across replicas, and operations without a kernel, are there.
+        """
+        return self(function) if self._takes_passes else function()
 
     @property
     def is_whole(self) -> bool:
@@ -149,7 +159,7 @@ class Compiler:
         return self(on_own_copies) if self.is_on and not is_compiled() else function()
 
     def tracing(self, trace: Callable[[], _Result]) -> _Result:
-        """Calls a function that traces pieces; again without compilation if that fails. Eager.
+        """Calls a function that traces pieces; again with fewer compiled if that fails. Eager.
 
         Args:
           trace: The function. A failed trace must have no effects.
@@ -157,21 +167,24 @@ class Compiler:
         Raises:
           ConfigError: If XLA cannot compile a piece and the choice is `on`.
         """
-        try:
-            return trace()
-        except CannotCompileError as error:
-            if self._required:
-                raise ConfigError(
-                    f"--jit_compile=on needs operations that XLA can compile, but in "
-                    f"{self._what} {error.reason}. {error.remedy or 'Replace the operation.'} Or "
-                    "pass --jit_compile=auto, which then goes without XLA."
-                ) from None
-            self.is_on = False
-            logging.warning(
-                "%s is not compiled by XLA: %s. %s --jit_compile=off hides this line.",
-                *(self._what.capitalize(), error.reason, error.remedy),
-            )
-        return trace()
+        while True:
+            try:
+                return trace()
+            except CannotCompileError as error:
+                if self._required:
+                    raise ConfigError(
+                        "--jit_compile=on needs operations that XLA can compile, but in "
+                        f"{self._what} {error.reason}. Replace the operation, or pass "
+                        "--jit_compile=auto, which then goes without XLA."
+                    ) from None
+                # The update is compiled all the same.
+                self.is_on, self._takes_passes = self._takes_passes, False
+                logging.warning(
+                    "%s is not compiled by XLA%s: %s. --jit_compile=off hides this line.",
+                    self._what.capitalize(),
+                    ", but for the update" if self.is_on else "",
+                    error.reason,
+                )
 
 
 # ------------------------------------------------------------ one replica
@@ -225,7 +238,7 @@ def alone(
 # ------------------------------------------------------------ lowering
 
 
-def why_not_compiled(function: Any) -> tuple[str, str] | None:
+def why_not_compiled(function: Any) -> str | None:
     """Returns why XLA cannot compile a function to the same results, or None if it can.
 
     Args:
@@ -233,20 +246,18 @@ def why_not_compiled(function: Any) -> tuple[str, str] | None:
         is being traced.
 
     Returns:
-      The reason, a clause that names layer and operation; and the remedy, a sentence or "".
+      The reason, a clause that names layer and operation.
     """
-    whole = function.graph.as_graph_def()
-    for node in [*whole.node, *(x for inner in whole.library.function for x in inner.node_def)]:
+    for node in nodes_of(function.graph):
+        where = f"the operation {node.op} at {node.name}"
         if _COLLECTIVE.match(node.op):
-            return f"the operation {node.op} at {node.name} communicates across replicas", ""
+            return f"{where} communicates across replicas"
         if _DRAWS.match(node.op):
             return (
-                f"the operation {node.op} at {node.name} would draw other random numbers in XLA "
-                "than in TensorFlow",
-                "Draw with keras.random or ddl.random, or use layers of Keras.",
+                f"{where} would draw other random numbers in XLA than in TensorFlow (keras.random, "
+                "ddl.random and layers of Keras draw the same)"
             )
-    error = _error_of_lowering(function)
-    return None if error is None else (_reason(error), "")
+    return _error_of_lowering(function)
 
 
 def _error_of_lowering(function: Any) -> str | None:
@@ -270,7 +281,8 @@ def _error_of_lowering(function: Any) -> str | None:
                 stage="stablehlo_serialized",
             )
     except (tf.errors.OpError, ValueError) as error:
-        return str(error)
+        nodes = ", ".join(dict.fromkeys(re.findall(r"\{\{node ([^}]+)\}\}", str(error))))
+        return f"XLA fails at {nodes or 'an operation'}: {str(error).strip().splitlines()[0]:.300}"
     finally:
         context.context().remove_function(name)
     return None
@@ -292,22 +304,8 @@ def _with_values_first(definition: function_pb2.FunctionDef, order: Sequence[int
     del changed.signature.input_arg[:]
     changed.signature.input_arg.extend(arguments[place] for place in order)
     changed.arg_attr.clear()
-    for new, old in enumerate(order):
-        if old in definition.arg_attr:
-            changed.arg_attr[new].CopyFrom(definition.arg_attr[old])
     changed.signature.name = f"{definition.signature.name}_{uuid.uuid4().hex}"
     changed.attr["_XlaMustCompile"].CopyFrom(attr_value_pb2.AttrValue(b=True))
     with tf.init_scope():
         context.context().add_function_def(changed)
     return changed.signature.name
-
-
-def _reason(message: str) -> str:
-    """Returns a clause with the operations that an error of XLA names."""
-    unsupported = re.findall(r"(\w+) \(No registered[^)]*\)?\{\{node ([^}]+)\}\}", message)
-    if unsupported:
-        operations = dict.fromkeys(f"{op} at {node}" for op, node in unsupported)
-        return f"XLA has no kernel for {', '.join(list(operations)[:3])}"
-    nodes = re.findall(r"\{\{node ([^}]+)\}\}", message)
-    first = message.strip().splitlines()[0]
-    return f"XLA fails{f' at {nodes[0]}' if nodes else ''}: {first:.300}"

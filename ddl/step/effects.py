@@ -176,14 +176,12 @@ def check_writes(
         form = getattr(handle, "_handle_data", None)
         if id(handle) in ids or form is None or not form.is_set:  # tables and writers have no form
             continue
-        form, name = form.shape_and_type[0], type(task).__name__
-        shape, dtype = tuple(tf.TensorShape(form.shape)), tf.as_dtype(form.dtype).name
-        names = [repr(v.name) for v in graph.variables if v.handle is handle]
+        names = [v.name for v in graph.variables if v.handle is handle]
         raise ConfigError(
-            f"{where} assigns to a variable {(names or ['without a known name'])[0]}, {dtype} "
-            f"{shape}, to which no attribute of {name} leads, so no checkpoint would hold it, and "
-            "no skipped update would restore it. Keep the layer, the generator or the variable in "
-            "an attribute of the task. To count or to collect values, assign in a method "
+            f"{where} assigns to the variable {names[0] if names else handle!r}, to which no "
+            f"attribute of {type(task).__name__} leads, so no checkpoint would hold it, and no "
+            "skipped update would restore it. Keep the layer, the generator or the variable in an "
+            "attribute of the task. To count or to collect values, assign in a method "
             "step(update, batch), which runs once for all replicas and microbatches."
         )
 
@@ -191,10 +189,10 @@ def check_writes(
 def _tokens(strategy: tf.distribute.Strategy) -> list[tf.Variable]:
     """Returns the variables by which TensorFlow orders collectives, which never change."""
     # Private to TensorFlow; tests/step/test_effects.py fails without them.
-    names = ("_cross_device_ops", "_host_cross_device_ops")
-    operations = [getattr(strategy.extended, name, None) for name in names]
-    launchers = [one for each in operations for one in getattr(each, "_launchers", ())]
-    return [one._ordering_token for one in launchers if one._ordering_token is not None]
+    launchers: list[Any] = []
+    for name in ("_cross_device_ops", "_host_cross_device_ops"):
+        launchers += getattr(getattr(strategy.extended, name, None), "_launchers", [])
+    return [one._ordering_token for one in launchers]
 
 
 def _written_handles(graph: tf.Graph) -> list[tf.Tensor]:

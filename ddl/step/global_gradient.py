@@ -193,7 +193,9 @@ class GlobalGradient:
 
         def on_replica(own: Batch, place: tf.Tensor | int, index: Any, so_far: Any) -> Any:
             inside = None if has_rows(so_far) else so_far  # XLA takes no growing tensors
-            values = self.compiler(lambda: one(StepBatch(batch.source, place, own), index, inside))
+            values = self.compiler.of_pass(
+                lambda: one(StepBatch(batch.source, place, own), index, inside)
+            )
             return values if inside is so_far else added(so_far, values)
 
         def run(index: tf.Tensor | int, so_far: Any) -> Any:

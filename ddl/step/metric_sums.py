@@ -29,27 +29,35 @@ class MetricSums:
       size: Length of the vector.
     """
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        functions: Mapping[str, Callable[[float], float]] | None = None,
-        states: Mapping[str, StateSums] | None = None,
-    ):
-        """Fixes the order; entry 0 of the vector is the sum of weights.
+    def __init__(self, output: PerExample, where: str):
+        """Takes the layout for a loss's output; checks that the metrics add up. Eager.
 
         Args:
-          names: Names of the means.
-          functions: Functions of some of the means, which are reported instead of these.
-          states: See above.
+          output: The output; its tensors give only shapes and dtypes.
+          where: Name of the loss, for errors.
+
+        Raises:
+          ConfigError: If a metric does not add up, or two figures have the same name.
         """
-        self._means = tuple(names)
-        self._functions = dict(functions or {})
-        self.states = dict(states or {})
+        self.states: dict[str, StateSums] = {}
+        self._functions: dict[str, Callable[[float], float]] = {}
+        self._means = ["loss"]
+        for name, value in output.metrics.items():
+            if isinstance(value, Inputs):
+                specs = [tf.TensorSpec(x.shape, x.dtype) for x in (value.labels, value.outputs)]
+                weight = _weight_of(value, output)
+                rank = 1 if weight is None else weight.shape.rank
+                self.states[name] = value.metric.state(name, *specs, rank)
+                continue
+            self._means.append(name)
+            if isinstance(value, OfMean):
+                self._functions[name] = value.function
         figures = [f"{name}{path}" for name, one in self.states.items() for path in one.names]
         self.names = (*self._means, *figures)
         self.metrics = (*self._means, *self.states)
         self._sizes = [1 + len(self._means), *(one.size for one in self.states.values())]
         self.size = sum(self._sizes)
+        _check_distinct(self.names, where)
 
     def zeros(self) -> tf.Tensor:
         """Returns the empty sums: float64 [size]."""
@@ -65,17 +73,14 @@ class MetricSums:
           ConfigError: If the outputs do not fit a metric.
         """
         (weight, *totals), *of_states = _split(sums, self._sizes)
-        figures = {
-            name: float(total / weight) if weight else math.nan
-            for name, total in zip(self._means, totals, strict=True)
-        }
-        # After a divergence the sums are NaN, which the loss reports.
-        is_defined = weight != 0 and np.isfinite(totals[0])
-        figures |= {name: _value(f, figures[name]) for name, f in self._functions.items()}
+        means = [float(total / weight) if weight else math.nan for total in totals]
+        figures = dict(zip(self._means, means, strict=True))
+        for name, function in self._functions.items():
+            figures[name] = _value(function, figures[name])
         for (name, state), own in zip(self.states.items(), of_states, strict=True):
-            found: Sequence[float] = [math.nan] * len(state.names)
-            if is_defined and np.isfinite(own).all():
-                found = state.figures(own)
+            # After a divergence the sums are NaN, which the loss reports.
+            is_defined = weight != 0 and np.isfinite([totals[0], *own]).all()
+            found = state.figures(own) if is_defined else [math.nan] * len(state.names)
             figures |= {f"{name}{p}": x for p, x in zip(state.names, found, strict=True)}
         return figures
 
@@ -115,8 +120,13 @@ class SumsOfLosses:
           ConfigError: If two losses return a metric of the same name.
         """
         self._of_losses = dict(of_losses)
-        self.names = tuple(name for loss in self._of_losses for name in self._figures(loss))
-        self._sizes = [layout.size for layout in self._of_losses.values()]
+        several = len(of_losses) > 1
+        self._figures = [
+            [f"loss/{loss}" if several and name == "loss" else name for name in layout.names]
+            for loss, layout in of_losses.items()
+        ]
+        self.names = tuple(name for names in self._figures for name in names)
+        self._sizes = [layout.size for layout in of_losses.values()]
         self.size = sum(self._sizes)
         _check_distinct(self.names, f"The losses {', '.join(of_losses)}")
 
@@ -145,47 +155,14 @@ class SumsOfLosses:
           sums: float64 [size].
         """
         means: dict[str, float] = {}
-        weight = self.weight(sums)
-        for loss, part in zip(self._of_losses, _split(sums, self._sizes), strict=True):
+        weight, parts = self.weight(sums), _split(sums, self._sizes)
+        for own, part, names in zip(self._of_losses.values(), parts, self._figures, strict=True):
             if part[0] or not weight:
-                of_loss = self._of_losses[loss].means(part).values()
-                means |= dict(zip(self._figures(loss), of_loss, strict=True))
+                means |= dict(zip(names, own.means(part).values(), strict=True))
         return means
-
-    def _figures(self, loss: str) -> list[str]:
-        names = list(self._of_losses[loss].names)
-        if len(self._of_losses) == 1:
-            return names
-        return [f"loss/{loss}" if name == "loss" else name for name in names]
 
 
 # ------------------------------------------------------------ of what a loss returns
-
-
-def layout_of(output: PerExample, where: str) -> MetricSums:
-    """Returns the layout for a loss's output; checks that the metrics add up. Eager.
-
-    Args:
-      output: The output; its tensors give only shapes and dtypes.
-      where: Name of the loss, for errors.
-
-    Raises:
-      ConfigError: If a metric does not add up, or two figures have the same name.
-    """
-    functions: dict[str, Callable[[float], float]] = {}
-    states: dict[str, StateSums] = {}
-    for name, value in output.metrics.items():
-        if isinstance(value, OfMean):
-            functions[name] = value.function
-        elif isinstance(value, Inputs):
-            specs = [tf.TensorSpec(x.shape, x.dtype) for x in (value.labels, value.outputs)]
-            weight = _weight_of(value, output)
-            rank = 1 if weight is None else weight.shape.rank
-            states[name] = value.metric.state(name, *specs, rank)
-    means = ["loss", *(name for name in output.metrics if name not in states)]
-    layout = MetricSums(means, functions, states)
-    _check_distinct(layout.names, where)
-    return layout
 
 
 def sums_of(
@@ -247,14 +224,14 @@ def check_kinds(output: PerExample, where: str) -> None:
             f"{where} must return metrics as a dict from name to values, got {metrics!r:.60}."
         )
     for what, value in _tensors(output).items():
-        dtype = value.dtype if tf.is_tensor(value) else None
-        if dtype is None or not (
-            dtype.is_floating or (what != "the loss" and (dtype.is_integer or dtype.is_bool))
+        dtype = value.dtype if tf.is_tensor(value) else tf.string
+        if not dtype.is_floating and (
+            what == "the loss" or not (dtype.is_integer or dtype.is_bool)
         ):
             raise ConfigError(
                 f"{where} must return {what} as a tensor of numbers, and losses of a floating "
-                f"dtype, got {type(value).__name__ if dtype is None else dtype.name}. Compute it "
-                "with TensorFlow or keras.ops; cast losses: tf.cast(…, tf.float32)."
+                f"dtype, got {value!r:.60}. Compute it with TensorFlow or keras.ops; cast losses: "
+                "tf.cast(…, tf.float32)."
             )
 
 

@@ -50,7 +50,7 @@ from ddl.step.effects import (
     written_in,
 )
 from ddl.step.loss import Form, Loss
-from ddl.step.metric_sums import check_dimensions, layout_of
+from ddl.step.metric_sums import MetricSums, check_dimensions
 from ddl.step.moving_statistics import allow_replica_writes, restoring
 from ddl.step.rows import tables_in
 from ddl.tasks.gather import Gathered, HeldRows
@@ -160,7 +160,7 @@ class Probes:
         kind = keras.layers.BatchNormalization
         every = layers_of(self._task)
         return Form(
-            metrics=layout_of(first.output, loss.where),
+            metrics=MetricSums(first.output, loss.where),
             entries=math.prod(first.output.loss.shape[1:]),
             weighs=first.output.weight is not None,
             gathers=current.has_gathered,

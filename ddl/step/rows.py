@@ -128,8 +128,10 @@ class GradientSums:
     def zeros(self) -> list[Any]:
         """Returns the empty sums, one per variable."""
         return [
-            Rows(*(_empty_list(*form) for form in _forms(v))) if rows else tf.zeros_like(v.value)
-            for v, rows in zip(self.variables, self.by_rows, strict=True)
+            Rows(_empty_list(v.shape[1:], v.value.dtype), _empty_list([], tf.int64))
+            if by_rows
+            else tf.zeros_like(v.value)
+            for v, by_rows in zip(self.variables, self.by_rows, strict=True)
         ]
 
     def next(self, so_far: Any, values: tuple[Sequence[Gradient], tf.Tensor]) -> Any:
@@ -151,10 +153,14 @@ class GradientSums:
         return self.strategy.run(self._gradients, args=(sums,)) if any(self.by_rows) else sums
 
     def _gradients(self, sums: Sequence[Any]) -> list[Gradient]:
-        return [
-            _joined(total, v) if isinstance(total, Rows) else total
-            for total, v in zip(sums, self.variables, strict=True)
-        ]
+        found = list(sums)
+        for place, (total, v) in enumerate(zip(sums, self.variables, strict=True)):
+            if isinstance(total, Rows):
+                values = _joined(total.values, v.shape[1:], v.value.dtype)
+                indices = _joined(total.indices, [], tf.int64)
+                shape = tf.constant(v.value.shape.as_list(), tf.int64)
+                found[place] = tf.IndexedSlices(values, indices, shape)
+        return found
 
 
 def gradient_sums(
@@ -204,15 +210,20 @@ def has_rows(sums: Any) -> bool:
     return isinstance(sums, list | tuple) and any(map(has_rows, sums))
 
 
-def _forms(variable: keras.Variable) -> list[tuple[list[int], tf.DType]]:
-    """Returns shape and dtype of values and indices of rows."""
-    return [([-1, *variable.shape[1:]], variable.value.dtype), ([-1], tf.int64)]
-
-
-def _empty_list(shape: list[int], dtype: tf.DType) -> tf.Tensor:
+def _empty_list(rows: list[int], dtype: tf.DType) -> tf.Tensor:
     return tf.raw_ops.EmptyTensorList(
-        element_shape=tf.constant(shape, tf.int32), max_num_elements=-1, element_dtype=dtype
+        element_shape=[-1, *rows], max_num_elements=-1, element_dtype=dtype
     )
+
+
+def _joined(handle: tf.Tensor, rows: list[int], dtype: tf.DType) -> tf.Tensor:
+    joined = tf.raw_ops.TensorListConcatV2(
+        input_handle=handle,
+        element_shape=[-1, *rows],
+        leading_dims=tf.zeros([0], tf.int64),
+        element_dtype=dtype,
+    )[0]
+    return tf.ensure_shape(joined, [None, *rows])
 
 
 def _rows(gradient: Gradient) -> Rows:
@@ -220,17 +231,3 @@ def _rows(gradient: Gradient) -> Rows:
         return Rows(gradient.values, tf.cast(gradient.indices, tf.int64))
     # Such as from a layer with a gradient of its own.
     return Rows(gradient, tf.range(tf.shape(gradient, tf.int64)[0]))
-
-
-def _joined(rows: Rows, variable: keras.Variable) -> tf.IndexedSlices:
-    values, indices = (
-        tf.raw_ops.TensorListConcatV2(
-            input_handle=handle,
-            element_shape=tf.constant(shape, tf.int32),
-            leading_dims=tf.constant([], tf.int64),
-            element_dtype=dtype,
-        )[0]
-        for handle, (shape, dtype) in zip(rows, _forms(variable), strict=True)
-    )
-    values = tf.ensure_shape(values, [None, *variable.shape[1:]])
-    return tf.IndexedSlices(values, indices, tf.constant(variable.value.shape.as_list(), tf.int64))

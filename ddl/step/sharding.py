@@ -108,17 +108,12 @@ class Sharding:
         Raises:
           ConfigError: As `prepare_optimizer`; or if shares do not update as whole weights.
         """
-        if type(optimizer) not in _BY_ENTRY:
-            known = either([of.__name__ for of in _BY_ENTRY])
+        if type(optimizer) not in _BY_ENTRY or optimizer.built:
+            name = f"{type(optimizer).__name__} {optimizer.name!r}"
             raise ConfigError(
-                f"{_FLAG} supports elementwise optimizers only, got {type(optimizer).__name__}. "
-                f"Leave the flag out, or use {known}."
-            )
-        if optimizer.built:
-            raise ConfigError(
-                f"{_FLAG} needs an optimizer without slots, but {optimizer.name!r} was built "
-                "already, with whole slots on each replica. Leave the call of `build` out; the "
-                "Trainer builds the optimizer."
+                f"{_FLAG} supports elementwise optimizers that are not built yet, got {name}"
+                f"{', which is built' if optimizer.built else ''}. Leave the flag out, or use "
+                f"{either([of.__name__ for of in _BY_ENTRY])}, without a call of `build`."
             )
         stand_ins = [self._stand_in(variable) for variable in variables]
         for variable, stand_in in zip(variables, stand_ins, strict=True):
@@ -170,7 +165,18 @@ class Sharding:
         Args:
           gradients: The gradients of each replica; whole. Sparse ones become dense.
         """
-        return list(self.strategy.run(_summed_to_shares, args=(gradients,)))
+        replicas = self.strategy.num_replicas_in_sync
+
+        def own_sums(gradients: Sequence[Any]) -> list[tf.Tensor]:
+            rows = []
+            for gradient in map(tf.convert_to_tensor, gradients):
+                size = _size_of_share(gradient.shape, replicas)
+                flat = _padded(tf.reshape(gradient, [-1]), replicas * size)
+                rows.append(tf.reshape(flat, [replicas, size]))
+            # The backward pass computes the last layers' gradients first, so they are sent first.
+            return [tf.reshape(own, [-1]) for own in scatter_over_replicas(rows[::-1])[::-1]]
+
+        return list(self.strategy.run(own_sums, args=(gradients,)))
 
     def finite(self, shares: list[Any]) -> tf.Tensor:
         """Returns whether gradients in shares are finite on all replicas, bool []."""
@@ -212,11 +218,7 @@ def sharding_of(
             f"{type(strategy).__name__}. Leave the flag out, or use one of these strategies."
         )
     if wanted and strategy.num_replicas_in_sync == 1:
-        logging.warning(
-            "%s has no effect on one replica, which keeps all slots. Use several replicas, or "
-            "leave it out.",
-            _FLAG,
-        )
+        logging.warning("%s has no effect on one replica, which keeps all slots.", _FLAG)
         wanted = False
     sharding = Sharding(strategy, all_reduce) if wanted else None
     for name, optimizer in optimizers.items():
@@ -392,19 +394,6 @@ def own_share(value: tf.Tensor) -> tf.Tensor:
     size = _size_of_share(value.shape, context.num_replicas_in_sync)
     first = int(tf.get_static_value(context.replica_id_in_sync_group)) * size
     return _padded(tf.reshape(value, [-1])[first : first + size], size)
-
-
-def _summed_to_shares(gradients: Sequence[tf.Tensor | tf.IndexedSlices]) -> list[tf.Tensor]:
-    """Sums tensors over the replicas; returns this replica's share of each sum."""
-    replicas = tf.distribute.get_replica_context().num_replicas_in_sync
-    rows = []
-    for gradient in map(tf.convert_to_tensor, gradients):
-        size = _size_of_share(gradient.shape, replicas)
-        flat = _padded(tf.reshape(gradient, [-1]), replicas * size)
-        rows.append(tf.reshape(flat, [replicas, size]))
-    # The backward pass computes the last layers' gradients first, so they are sent first.
-    sums = scatter_over_replicas(rows[::-1])[::-1]
-    return [tf.reshape(own, [-1]) for own in sums]
 
 
 def gathered(shares: Sequence[tf.Tensor], shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:

@@ -104,7 +104,7 @@ class Evaluation:
         pipeline = self._pipeline
 
         def replica_sums(batch: Batch) -> tf.Tensor:
-            return self._compiler(lambda: sums_of(batch))
+            return self._compiler.of_pass(lambda: sums_of(batch))
 
         def sums_of(batch: Batch) -> tf.Tensor:
             features = pipeline.examples(batch)
