@@ -239,13 +239,13 @@ def rows_checked_on_one_device(monkeypatch):
     The check runs a task on one device, whatever the strategy. For modules that train the same
     tasks under many strategies.
     """
-    check = Probes._check_rows
+    check = Probe.check_rows
 
     def check_on_one(self, *arguments):
-        if len(self._strategy.extended.worker_devices) == 1:
+        if len(self.strategy.extended.worker_devices) == 1:
             check(self, *arguments)
 
-    monkeypatch.setattr(Probes, "_check_rows", check_on_one)
+    monkeypatch.setattr(Probe, "check_rows", check_on_one)
 
 
 @pytest.fixture(scope="module", autouse=True)

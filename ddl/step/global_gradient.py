@@ -31,8 +31,7 @@ from ddl.step.moving_statistics import Statistics
 from ddl.step.overflow import all_finite
 from ddl.step.rows import added, dense_if_compiled, gradient_sums, has_rows
 from ddl.step.sharding import InShares, Sharding
-from ddl.step.state import TrainingState
-from ddl.step.update import OfExample, StepBatch
+from ddl.step.update import OfExample, Pass, StepBatch
 from ddl.tasks.gather import refuse_microbatches
 from ddl.tasks.task import has_step
 
@@ -87,10 +86,7 @@ class GlobalGradient:
         self,
         loss: Loss,
         variables: Sequence[keras.Variable],
-        batch: StepBatch,
-        state: TrainingState,
-        draws: int,
-        each: OfExample | None = None,
+        made: Pass,
         *,
         in_shares: bool = False,
     ) -> Reduced:
@@ -99,16 +95,13 @@ class GlobalGradient:
         Args:
           loss: The loss.
           variables: The variables.
-          batch: The global batch.
-          state: The state before the update.
-          draws: Number of the pass, which has random numbers of its own.
-          each: Changes the gradients of each example before they are added up, or None.
+          made: The pass over the global batch.
           in_shares: Whether each replica may get its share alone, if the slots are in shares.
 
         Raises:
           ConfigError: If the loss depends on variables that nothing updates; while tracing.
         """
-        gradients, sums = self.of_replicas(loss, variables, batch, state, draws, each)
+        gradients, sums = self.of_replicas(loss, variables, made)
         values: list[Any] | InShares
         with tf.name_scope("ddl_all_reduce"):
             sums = self.all_reduce.of_sums(sums)
@@ -121,50 +114,43 @@ class GlobalGradient:
                 values = gradient_path.with_each_row_once(values, self.strategy)
                 finite = self._finite(values) if self.scales else None
         # With `each`, the sum of the weights of the data comes last.
-        sums, weight = (sums, sums[0]) if each is None else (sums[:-1], sums[-1])
+        sums, weight = (sums, sums[0]) if made.each is None else (sums[:-1], sums[-1])
         widest = gradient_path.widest([variable.value for variable in variables])
-        is_of_data = each is not None or not (loss.training.weighs or loss.training.entries > 1)
-        factor = self._factor(batch, weight, is_of_data, state.loss_scale, widest)
+        counts = loss.training.weighs or loss.training.entries > 1  # losses, and not examples
+        is_of_data = made.each is not None or not counts
+        factor = self._factor(made, weight, is_of_data, widest)
         return Reduced(values, factor, finite, sums)
 
     def of_replicas(
-        self,
-        loss: Loss,
-        variables: Sequence[keras.Variable],
-        batch: StepBatch,
-        state: TrainingState,
-        draws: int,
-        each: OfExample | None = None,
+        self, loss: Loss, variables: Sequence[keras.Variable], made: Pass
     ) -> tuple[Any, Any]:
         """Returns gradients and metric sums of each replica before any reduce; see `__call__`."""
-        if each is not None:
+        if made.each is not None:
             self._check_each(loss)
         tables = loss.training.tables if self.microbatches > 1 else {}
-        size = self.pipelines[batch.source].global_batch_size
+        size = self.pipelines[made.batch.source].global_batch_size
         form = gradient_sums(variables, tables, size, self.strategy)
-        length = loss.training.metrics.size + (each is not None)
+        length = loss.training.metrics.size + (made.each is not None)
 
-        def one(batch: StepBatch, index: tf.Tensor | int, so_far: Any) -> Any:
-            values = self._of_microbatch(loss, variables, batch, state, index, draws, each)
+        def one(own: Pass, index: tf.Tensor | int, so_far: Any) -> Any:
+            values = self._of_microbatch(loss, variables, own, index)
             return values if self.microbatches == 1 else form.next(so_far, values)
 
         def zeros() -> tuple[list[Any], tf.Tensor]:
             return form.zeros(), tf.zeros([length], tf.float64)
 
-        gradients, sums = self._over_microbatches(one, batch, zeros)
+        gradients, sums = self._over_microbatches(one, made, zeros)
         return form.as_gradients(gradients), sums
 
-    def sums(
-        self, loss: Loss, batch: StepBatch, state: TrainingState, draws: int
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def sums(self, loss: Loss, made: Pass) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the weighted sums of a loss over the examples; arguments as in `__call__`.
 
         Returns:
           The sums, float64 [entries of an example], and the sum of the weights, float64 [].
         """
 
-        def one(batch: StepBatch, index: tf.Tensor | int, so_far: Any) -> Any:
-            features, microbatch = self._examples(batch, index, state, draws)
+        def one(own: Pass, index: tf.Tensor | int, so_far: Any) -> Any:
+            features, microbatch = self._examples(own, index)
             with microbatch.forward():
                 weighed, sums, _ = loss.weighed(features, training=True)
             totals = tf.cast(tf.reduce_sum(weighed, axis=0), tf.float64)
@@ -173,33 +159,33 @@ class GlobalGradient:
             return summed if so_far is None else so_far + summed
 
         zeros = lambda: tf.zeros([1 + loss.training.entries], tf.float64)  # noqa: E731
-        total = self.all_reduce.of_sums(self._over_microbatches(one, batch, zeros))
+        total = self.all_reduce.of_sums(self._over_microbatches(one, made, zeros))
         return total[1:], total[0]
 
     def _over_microbatches(
         self,
-        one: Callable[[StepBatch, Any, Any], Any],
-        batch: StepBatch,
+        one: Callable[[Pass, Any, Any], Any],
+        made: Pass,
         zeros: Callable[[], Any],
     ) -> Any:
         """Returns the sum of a function of the microbatches, of each replica.
 
         Args:
-          one: Takes the batch on a replica, the number of the microbatch and the sum so far, or
+          one: Takes the pass of a replica, the number of the microbatch and the sum so far, or
             None; returns the sum with that microbatch. Replica context.
-          batch: The global batch.
+          made: The pass over the global batch.
           zeros: Returns the empty sum. Replica context.
         """
 
         def on_replica(own: Batch, place: tf.Tensor | int, index: Any, so_far: Any) -> Any:
             inside = None if has_rows(so_far) else so_far  # XLA takes no growing tensors
-            values = self.compiler.of_pass(
-                lambda: one(StepBatch(batch.source, place, own), index, inside)
-            )
+            of_replica = made._replace(batch=StepBatch(made.batch.source, place, own))
+            values = self.compiler.of_pass(lambda: one(of_replica, index, inside))
             return values if inside is so_far else added(so_far, values)
 
         def run(index: tf.Tensor | int, so_far: Any) -> Any:
-            return self.strategy.run(on_replica, args=(batch.batch, batch.place, index, so_far))
+            given = made.batch.batch, made.batch.place, index, so_far
+            return self.strategy.run(on_replica, args=given)
 
         summed = over_microbatches(self.strategy, self.microbatches, run, zeros)
         if self.moved_alone is not None:
@@ -212,13 +198,13 @@ class GlobalGradient:
         return next(iter(self.pipelines.values())).microbatches
 
     def _examples(
-        self, batch: StepBatch, index: tf.Tensor | int, state: TrainingState, draws: int
+        self, made: Pass, index: tf.Tensor | int
     ) -> tuple[dict[str, tf.Tensor], Microbatch]:
         """Returns the examples of microbatch `index`. Replica context."""
-        pipeline, own = self.pipelines[batch.source], batch.batch
-        features = pipeline.examples(own, index, batch.place)
+        pipeline, own = self.pipelines[made.batch.source], made.batch.batch
+        features = pipeline.examples(own, index, made.batch.place)
         microbatch = pipeline.microbatch(
-            own, features, index, training=True, step=state.step, draws=draws
+            own, features, index, training=True, step=made.state.step, draws=made.draws
         )
         microbatch.remat = self.remat
         microbatch.own_moments = self.moved_alone is not None
@@ -227,17 +213,11 @@ class GlobalGradient:
         return features, microbatch
 
     def _of_microbatch(
-        self,
-        loss: Loss,
-        variables: Sequence[keras.Variable],
-        batch: StepBatch,
-        state: TrainingState,
-        index: tf.Tensor | int,
-        draws: int,
-        each: OfExample | None,
+        self, loss: Loss, variables: Sequence[keras.Variable], made: Pass, index: tf.Tensor | int
     ) -> tuple[list[Any], tf.Tensor]:
         """Returns gradients and sums of microbatch `index`. Replica context."""
-        features, microbatch = self._examples(batch, index, state, draws)
+        features, microbatch = self._examples(made, index)
+        each, scale = made.each, made.state.loss_scale
         tape = tf.GradientTape(persistent=each is not None)
         with tape, microbatch.forward(), tf.name_scope("ddl_forward"):
             if each is None:
@@ -245,7 +225,7 @@ class GlobalGradient:
             else:
                 objective, sums = _losses_of_examples(loss, features)
             if self.scales:
-                objective *= tf.cast(state.loss_scale, objective.dtype)
+                objective *= tf.cast(scale, objective.dtype)
         known = {id(v.value.handle) for v in (*variables, *self.complete)}
         others = [v for v in tape.watched_variables() if id(v.handle) not in known]
         updated = [v.value for v in variables]
@@ -253,11 +233,9 @@ class GlobalGradient:
             if each is None:
                 gradients = tape.gradient(objective, updated + others)
             else:
-                size = self.pipelines[batch.source].global_batch_size
-                scaled = state.loss_scale, size
-                gradients = _sum_of_changed(
-                    tape, objective, microbatch.mask, updated, each, *scaled
-                )
+                size = self.pipelines[made.batch.source].global_batch_size
+                given = tape, objective, microbatch.mask, updated, each, scale, size
+                gradients = _sum_of_changed(*given)
                 gradients += tape.gradient(objective, others) if others else []
         gradients, of_others = gradients[: len(variables)], gradients[len(variables) :]
         if self.microbatches == 1:
@@ -278,18 +256,13 @@ class GlobalGradient:
         return [tf.zeros_like(v) if g is None else g for v, g in pairs], sums
 
     def _factor(
-        self,
-        batch: StepBatch,
-        weight: tf.Tensor,
-        is_of_data: bool,
-        scale: tf.Tensor,
-        widest: tf.DType,
+        self, made: Pass, weight: tf.Tensor, is_of_data: bool, widest: tf.DType
     ) -> tf.Tensor | None:
         """Returns B / (Σ weight · loss scale), []; None if it is always one.
 
         Float64, or float32 where that is exact enough for the gradients' widest dtype.
         """
-        pipeline = self.pipelines[batch.source]
+        pipeline, scale = self.pipelines[made.batch.source], made.state.loss_scale
         weights_are_one = pipeline.always_full and is_of_data
         if weights_are_one and not self.scales:
             return None

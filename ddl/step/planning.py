@@ -31,7 +31,7 @@ from ddl.step.gradients import trainable_variables
 from ddl.step.loss import Loss
 from ddl.step.moving_statistics import Statistics
 from ddl.step.state import TrainingState
-from ddl.step.update import Update
+from ddl.step.update import Pass, Update
 from ddl.tasks.gather import MicrobatchesError, gathers_error
 from ddl.tasks.parts import layers_of, own_variables_of
 from ddl.tasks.task import LossFunction, Task
@@ -129,12 +129,16 @@ class Plan(NamedTuple):
         }
         if left:
             others = ", ".join(v.path for v in variables if id(v) in left)
-            raise ConfigError(
-                f"The step applies gradients of {others}, which it did not when the Trainer was "
-                "made. A step must apply the same gradients in each trace: leave out Python "
-                "conditions on what changes, or use update.when."
-            )
+            raise does_other_things(f"applies gradients of {others}")
         return {group: own for group, own in found.items() if own}
+
+
+def does_other_things(what: str) -> ConfigError:
+    """Returns the error for a step that does what it did not do when the Trainer was made."""
+    return ConfigError(
+        f"The step {what}, which it did not when the Trainer was made. Leave out Python conditions "
+        "on what changes, or use update.when."
+    )
 
 
 def plan_built_in(task: Task, groups: Mapping[str, Mapping[str, Group]], loss_of: LossOf) -> Plan:
@@ -192,7 +196,7 @@ def plan_own(
     saved = [*of_layers, *own, *(v.value for one in optimizers for v in one.variables)]
     check_writes(f"{name}.step", graph, task, optimizers, strategy)
     rehearsal.check(groups, [*of_layers, *own], layers)
-    assigned = written_in(graph, saved)
+    assigned, update = written_in(graph, saved), rehearsal.update
     for variable in {id(v): v for v in [*own, *assigned]}.values():
         if not strategy.extended.variable_created_in_scope(variable):
             raise ConfigError(
@@ -201,7 +205,7 @@ def plan_own(
             )
     applied: dict[str, Applied] = {}
     for used, own_groups in groups.items():
-        calls = [(variables, often) for of, variables, often in rehearsal.applies if of == used]
+        calls = [(variables, often) for of, variables, often in update.applied if of == used]
         every = list({id(v): v for variables, _ in calls for v in variables}.values())
         for group, updated in assign(own_groups, every).items():
             ids = {id(v) for v in updated}
@@ -209,9 +213,9 @@ def plan_own(
             applied[group] = Applied(updated, None if any(mine) else len(mine))
     trained = [v.value for one in applied.values() for v in one.variables]
     moved = Statistics(layers, strategy).variables
-    changed = [*trained, *moved, *rehearsal.averaged, *own, *assigned]
-    batches, losses, means = rehearsal.batches, rehearsal.losses, rehearsal.means
-    return Plan(losses, means, groups, applied, batches, own, changed)
+    changed = [*trained, *moved, *update.averaged, *own, *assigned]
+    losses, means = rehearsal.losses, rehearsal.means
+    return Plan(losses, means, groups, applied, update.taken, own, changed)
 
 
 @dataclasses.dataclass
@@ -226,12 +230,8 @@ class _Rehearsal:
     losses: dict[str, Loss] = dataclasses.field(default_factory=dict)
     means: dict[str, Loss] = dataclasses.field(default_factory=dict)
     functions: dict[str, LossFunction] = dataclasses.field(default_factory=dict)
-    applies: list[tuple[str, Sequence[keras.Variable], bool]] = dataclasses.field(
-        default_factory=list
-    )
-    averaged: list[tf.Variable] = dataclasses.field(default_factory=list)
     sources: set[str] = dataclasses.field(default_factory=set)
-    batches: dict[str, int] = dataclasses.field(default_factory=dict)
+    update: Any = None
 
     writes = False
     seed = 0
@@ -239,16 +239,14 @@ class _Rehearsal:
 
     def graph(self) -> tf.Graph:
         """Traces the step; returns its graph, which holds what the step itself computes."""
-        self.applies.clear()
         self.functions.clear()  # a loss that is defined in the step is new in each trace
 
         def trace() -> None:
             state = TrainingState.initial(1.0, tf.zeros([0], tf.float64))
             state = TrainingState(*map(_unknown, state))
             batch = Batch({}, {}, batch_counter(state.batches))
-            _, self.batches = Update(self, state, dict.fromkeys(self.pipelines, batch)).run(
-                self.task
-            )
+            self.update = Update(self, state, dict.fromkeys(self.pipelines, batch))
+            self.update.run(self.task)
 
         with self.strategy.scope(), microbatch.without_traces_of_the_user():
             return tf.function(trace, autograph=False).get_concrete_function().graph
@@ -270,23 +268,19 @@ class _Rehearsal:
         return found[name]
 
     def gradient(
-        self, loss: Loss, variables: Sequence[keras.Variable], *_: Any, in_shares: bool
+        self, loss: Loss, variables: Sequence[keras.Variable], made: Pass, in_shares: bool
     ) -> Reduced:
         values = [_unknown(tf.zeros(v.shape, v.dtype)) for v in variables]
         return Reduced(values, None, None, loss.training.metrics.zeros())
 
-    def sums(self, loss: Loss, *_: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    def sums(self, loss: Loss, made: Pass) -> tuple[tf.Tensor, tf.Tensor]:
         zeros = tf.zeros([loss.training.entries], tf.float64)
         return _unknown(zeros), _unknown(tf.ones([], tf.float64))
 
     def finite(self, values: Sequence[Any]) -> None:
         return None
 
-    def note_average(self, targets: Sequence[tf.Variable]) -> None:
-        self.averaged += targets
-
-    def apply(self, optimizer: str, variables: Sequence[keras.Variable], *given: Any) -> tf.Tensor:
-        self.applies.append((optimizer, variables, given[-1]))
+    def apply(self, *_: Any) -> tf.Tensor:
         return tf.zeros([], tf.float64)
 
     def check(
@@ -296,24 +290,21 @@ class _Rehearsal:
         layers: Sequence[keras.layers.Layer],
     ) -> None:
         """Raises ConfigError for what the step leaves out, or what no attribute leads to."""
-        name = f"{type(self.task).__name__}.step"
-        if not self.applies:
+        name, update = f"{type(self.task).__name__}.step", self.update
+        if not update.applied:
+            raise ConfigError(f"{name} applies no gradients: call update.apply or update.minimize.")
+        if unused := set(groups) - {optimizer for optimizer, _, _ in update.applied}:
             raise ConfigError(
-                f"{name} applies no gradients, so it trains nothing. Call update.apply or "
-                "update.minimize in it."
+                f"{name} never uses the optimizer {', '.join(map(repr, sorted(unused)))}. Remove "
+                "it from Trainer.optimizer, or name it in update.apply."
             )
-        if unused := [one for one in groups if one not in {of for of, _, _ in self.applies}]:
-            raise ConfigError(
-                f"{name} never uses the optimizer {', '.join(map(repr, unused))}. Remove it from "
-                "Trainer.optimizer, or name it in update.apply."
-            )
-        if idle := sorted(set(self.batches) - self.sources):
+        if idle := sorted(set(self.pipelines) - self.sources):
             raise ConfigError(
                 f"{name} never uses the source {', '.join(map(repr, idle))}. Remove it from "
                 "Trainer.train_data, or pass its batch to a method of update."
             )
-        applied = {id(v.value): v.path for _, variables, _ in self.applies for v in variables}
-        changed = applied | {id(v): v.name for v in self.averaged}
+        applied = {id(v.value): v.path for _, variables, _ in update.applied for v in variables}
+        changed = applied | {id(v): v.name for v in update.averaged}
         ids = set(map(id, known))
         if unknown := [path for key, path in changed.items() if key not in ids]:
             raise ConfigError(

@@ -17,7 +17,6 @@ import tensorflow as tf
 
 from ddl.data.batch import Batch
 from ddl.data.pipeline import BatchPipeline
-from ddl.errors import ConfigError
 from ddl.optimizers.checks import refusing_reductions
 from ddl.optimizers.fused import by_kernels
 from ddl.precision import LossScale
@@ -30,10 +29,10 @@ from ddl.step.metric_sums import SumsOfLosses
 from ddl.step.moving_statistics import Statistics
 from ddl.step.order_of_sums import fixed_order_of_sums
 from ddl.step.overflow import KeptValues, all_finite, unless_overflow
-from ddl.step.planning import BUILT_IN, Plan
+from ddl.step.planning import BUILT_IN, Plan, does_other_things
 from ddl.step.sharding import Sharding, apply_to_shares
 from ddl.step.state import TrainingState
-from ddl.step.update import Results, StepBatch, Update
+from ddl.step.update import Pass, Results, StepBatch, Update
 from ddl.step.weight_average import WeightAverages
 from ddl.tasks.task import LossFunction, Task, has_step
 
@@ -180,8 +179,8 @@ class TrainStep:
         """Makes the built-in update, which changes nothing if a gradient overflows."""
         kept = None if self.loss_scale is None else KeptValues(self.statistics, self.strategy)
         variables = trainable_variables(self.task.model)
-        loss, batch = self.plan.losses[BUILT_IN], StepBatch("", 0, batches[""])
-        reduced = self.gradient(loss, variables, batch, state, draws=0, in_shares=True)
+        made = Pass(StepBatch("", 0, batches[""]), state)
+        reduced = self.gradient(self.plan.losses[BUILT_IN], variables, made, in_shares=True)
         (name,) = self.optimizer_names
 
         def change() -> tf.Tensor:
@@ -203,13 +202,11 @@ class TrainStep:
         kept = None
         if self.loss_scale is not None:
             kept = KeptValues(self.plan.written, self.strategy)
-        results, taken = Update(self, state, batches).run(self.task)
-        if taken != self.plan.batches:
-            raise ConfigError(
-                f"{type(self.task).__name__}.step must read the same batches in each trace, got "
-                f"{taken}, and {dict(self.plan.batches)} when the Trainer was made. Call "
-                "update.next as often each time."
-            )
+        update = Update(self, state, batches)
+        update.run(self.task)
+        if update.taken != self.plan.batches:
+            raise does_other_things(f"reads the batches {update.taken}")
+        results = update.results
 
         def keep() -> tf.Tensor:
             self._move_averages(state)
@@ -258,17 +255,12 @@ class TrainStep:
         """Returns the loss of a name, for the function of this trace."""
         known = self.plan.means if is_mean else self.plan.losses
         if name not in known:
-            raise ConfigError(
-                f"{type(self.task).__name__}.step uses the loss {name!r}, which it did not use "
-                "when the Trainer was made. A step must call the same losses in each trace."
-            )
+            raise does_other_things(f"uses the loss {name!r}")
         return known[name].of(function)
 
-    def sums(
-        self, loss: Loss, batch: StepBatch, state: TrainingState, draws: int
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def sums(self, loss: Loss, made: Pass) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the weighted sums of a function of the examples, and the sum of the weights."""
-        return self.gradient.sums(loss, batch, state, draws)
+        return self.gradient.sums(loss, made)
 
     def finite(self, values: Sequence[Any]) -> tf.Tensor | None:
         """Returns whether values are finite, bool []; None without loss scaling."""
@@ -277,9 +269,6 @@ class TrainStep:
         results = self.strategy.experimental_local_results
         return all_finite([results(value)[0] for value in values])
 
-    def note_average(self, targets: Sequence[tf.Variable]) -> None:
-        """Does nothing: the rehearsal has noted them."""
-
     def apply(
         self,
         optimizer: str,
@@ -287,7 +276,6 @@ class TrainStep:
         values: Any,
         factor: tf.Tensor | None,
         state: TrainingState,
-        in_branch: bool = False,
     ) -> tf.Tensor:
         """Applies a gradient: penalties → clipping → optimizers. Cross-replica context.
 
@@ -300,7 +288,6 @@ class TrainStep:
           values: The gradient, one value for each; or in shares.
           factor: A factor that is missing in it, [], or None.
           state: The state before the update.
-          in_branch: Whether the step applies it in a branch; for a rehearsal.
 
         Returns:
           The global norm before clipping, float64 []; 0 without a limit of the norm. Frozen parts

@@ -8,7 +8,7 @@ the replicas and microbatches.
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import numpy as np
@@ -31,6 +31,22 @@ OfExamples: TypeAlias = Callable[[dict[str, Any], bool], tf.Tensor]
 """Takes features and `training`, and returns a float tensor [batch, …]."""
 
 _OF_STEP = -1  # in the place of a pass's number for what the step itself draws
+
+
+class Pass(NamedTuple):
+    """A forward pass over a global batch.
+
+    Attributes:
+      batch: The batch.
+      state: The state before the update.
+      draws: Number of the pass, which has random numbers of its own.
+      each: Changes the gradients of each example before they are added up, or None.
+    """
+
+    batch: "StepBatch"
+    state: TrainingState
+    draws: int = 0
+    each: OfExample | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,10 +99,8 @@ class Values:
         if not hasattr(values, "dtype") or not tf.as_dtype(values.dtype).is_floating:
             values = None
         if values is None or not values.shape.rank:
-            raise ConfigError(
-                f"{self.where}: the function {self.__name__!r} must return a float tensor with the "
-                "batch as its first dimension."
-            )
+            where = f"{self.where}: the function {self.__name__!r}"
+            raise ConfigError(f"{where} must return a float tensor with the batch first.")
         self.like = tf.TensorSpec(values.shape[1:], values.dtype)
         return PerExample(tf.reshape(values, [values.shape[0], -1]))
 
@@ -142,6 +156,12 @@ class Update:
     A step is written as if one device held the global batch. It runs in cross-replica context, in
     a graph; its losses run in replica context. If a gradient overflows, weights, slots, statistics,
     averages and the task's own variables keep their values.
+
+    Attributes:
+      results: What the verbs have computed so far.
+      taken: Number of batches taken of each source, by its name.
+      applied: For each `apply` the optimizer's name, the variables, and whether it is in a branch.
+      averaged: Variables that `average` moves.
     """
 
     def __init__(self, engine: Any, state: TrainingState, batches: Mapping[str, Batch]):
@@ -155,8 +175,10 @@ class Update:
         self._engine = engine
         self._state = state
         self._batches = batches
-        self._taken = dict.fromkeys(batches, 1)
-        self._results = Results()
+        self.taken = dict.fromkeys(batches, 1)
+        self.results = Results()
+        self.applied: list[tuple[str, Sequence[keras.Variable], bool]] = []
+        self.averaged: list[tf.Variable] = []
         self._passes = 0
         self._moved: set[int] = set()
         self._not_entered = 0
@@ -168,8 +190,8 @@ class Update:
             seed=engine.seed, training=True, counter=counter, first_row=0, rows=0, draws=_OF_STEP
         )
 
-    def run(self, task: Any) -> tuple[Results, dict[str, int]]:
-        """Runs a task's step; returns its results, and how many batches it took of each source.
+    def run(self, task: Any) -> None:
+        """Runs a task's step.
 
         Raises:
           ConfigError: If the step misuses a verb, branches on a tensor in Python, or makes
@@ -178,8 +200,8 @@ class Update:
 
         def refuse(create: Callable[..., Any], **arguments: Any) -> Any:
             raise ConfigError(
-                f"{type(task).__name__}.step must not make variables: it is traced once and runs "
-                "many times. Make them in the task's constructor, under `with strategy.scope():`."
+                f"{type(task).__name__}.step must not make variables, since it runs many times. "
+                "Make them in the task's constructor, under `with strategy.scope():`."
             )
 
         given = {name: StepBatch(name, 0, batch) for name, batch in self._batches.items()}
@@ -187,11 +209,7 @@ class Update:
             task.step(self, given[""] if list(given) == [""] else given)
         self._graph = None
         if self._not_entered:
-            raise ConfigError(
-                "update.moved moves nothing unless it is used in a `with` statement: "
-                "with update.moved(model, gradients):"
-            )
-        return self._results, self._taken
+            raise ConfigError("update.moved must be used in a `with` statement.")
 
     @property
     def step(self) -> tf.Tensor:
@@ -212,11 +230,10 @@ class Update:
         self._check("next", batch)
         if self._in_branch:
             raise ConfigError(
-                "update.next must read the same number of batches in each update, but was called "
-                "within update.when. Call it before update.when."
+                "update.next must read as many batches each time: not in update.when."
             )
-        self._taken[batch.source] += 1
-        return dataclasses.replace(batch, place=self._taken[batch.source] - 1)
+        self.taken[batch.source] += 1
+        return dataclasses.replace(batch, place=self.taken[batch.source] - 1)
 
     def gradients(
         self,
@@ -256,35 +273,25 @@ class Update:
         """
         if each is not None:
             check_takes("`each` of update.gradients", each, ("gradients",))
-        draws = self._next_draws(same_draws_as)
+        made = Pass(batch, self._state, self._next_draws(same_draws_as), each)
         with self._keeping_statistics(not moves_statistics):
-            variables, reduced = self._reduced(loss, batch, model, name, draws, each)
-        values = reduced.values
+            variables, reduced = self._reduced(loss, made, model, name)
+        strategy, values = self._engine.strategy, reduced.values
         if reduced.factor is not None:
-            values = self._engine.strategy.run(multiply, args=(values, reduced.factor))
-        strategy = self._engine.strategy
-        return Gradients(strategy, variables, values, draws=draws, checked=True)
+            values = strategy.run(multiply, args=(values, reduced.factor))
+        return Gradients(strategy, variables, values, draws=made.draws, checked=True)
 
     def _reduced(
-        self,
-        function: LossFunction,
-        batch: StepBatch,
-        model: Any,
-        name: str | None,
-        draws: int,
-        each: OfExample | None = None,
-        in_shares: bool = False,
+        self, function: LossFunction, made: Pass, model: Any, name: str | None, alone: bool = False
     ) -> tuple[list[keras.Variable], Any]:
         """Returns variables and the `Reduced` gradient of a loss; counts its metric sums."""
-        self._check("gradients", batch)
+        self._check("gradients", made.batch)
         name = self._name_of(function, name)
         variables = trainable_variables(self._model(model), "`model` of update.gradients")
-        loss = self._engine.loss(function, name, batch.source, is_mean=False)
-        reduced = self._engine.gradient(
-            loss, variables, batch, self._state, draws, each, in_shares=in_shares
-        )
-        self._results.check(reduced.finite)
-        sums = self._results.sums_moved if self._moved else self._results.sums
+        loss = self._engine.loss(function, name, made.batch.source, is_mean=False)
+        reduced = self._engine.gradient(loss, variables, made, in_shares=alone)
+        self.results.check(reduced.finite)
+        sums = self.results.sums_moved if self._moved else self.results.sums
         add_to(sums, name, reduced.sums)
         return variables, reduced
 
@@ -315,9 +322,9 @@ class Update:
         Raises:
           ConfigError: If the function returns something else, or depends on other examples.
         """
-        draws = self._next_draws(same_draws_as)
+        made = Pass(batch, self._state, self._next_draws(same_draws_as))
         with self._keeping_statistics(not moves_statistics):
-            like, total, weight = self._summed("mean", function, batch, name, draws)
+            like, total, weight = self._summed("mean", function, made, name)
         return self._checked(tf.cast(tf.math.divide_no_nan(total, weight), like.dtype), like)
 
     def sum(self, function: OfExamples, batch: StepBatch, *, name: str | None = None) -> tf.Tensor:
@@ -336,25 +343,26 @@ class Update:
         Raises:
           ConfigError: As `mean`.
         """
-        like, total, _ = self._summed("sum", function, batch, name, self._next_draws(None))
+        made = Pass(batch, self._state, self._next_draws(None))
+        like, total, _ = self._summed("sum", function, made, name)
         return self._checked(
             tf.cast(total, tf.float32 if like.dtype.size == 2 else like.dtype), like
         )
 
     def _summed(
-        self, verb: str, function: OfExamples, batch: StepBatch, name: str | None, draws: int
+        self, verb: str, function: OfExamples, made: Pass, name: str | None
     ) -> tuple[Any, tf.Tensor, tf.Tensor]:
         """Returns shape and dtype of a row, the sums [entries] and the sum of the weights."""
-        self._check(verb, batch)
+        self._check(verb, made.batch)
         check_takes(f"The function of update.{verb}", function, ("features", "training"))
         name = self._name_of(function, name)
         values = Values(function, f"update.{verb}")
-        loss = self._engine.loss(values, name, batch.source, is_mean=True)
-        total, weight = self._engine.sums(loss, batch, self._state, draws)
+        loss = self._engine.loss(values, name, made.batch.source, is_mean=True)
+        total, weight = self._engine.sums(loss, made)
         return loss.function.like, total, weight
 
     def _checked(self, value: tf.Tensor, like: Any) -> tf.Tensor:
-        self._results.check(self._engine.finite([value]))
+        self.results.check(self._engine.finite([value]))
         return tf.reshape(value, like.shape)
 
     def apply(self, gradients: Gradients, optimizer: str | None = None) -> None:
@@ -370,7 +378,7 @@ class Update:
         self._check("apply")
         _check_gradients("update.apply", gradients)
         if not gradients.checked:
-            self._results.check(self._engine.finite(gradients.of_replicas))
+            self.results.check(self._engine.finite(gradients.of_replicas))
         self._apply(gradients.variables, gradients.of_replicas, None, optimizer)
 
     def minimize(
@@ -395,22 +403,18 @@ class Update:
           ConfigError: As `gradients` and `apply`.
         """
         # A gradient that nothing else reads may stay in shares and without its factor.
-        draws = self._next_draws(None)
-        variables, reduced = self._reduced(loss, batch, model, name, draws, in_shares=True)
+        made = Pass(batch, self._state, self._next_draws(None))
+        variables, reduced = self._reduced(loss, made, model, name, alone=True)
         self._apply(variables, reduced.values, reduced.factor, optimizer)
 
     def _apply(
-        self,
-        variables: Sequence[keras.Variable],
-        values: Any,
-        factor: tf.Tensor | None,
-        optimizer: str | None,
+        self, variables: Sequence[Any], values: Any, factor: Any, optimizer: str | None
     ) -> None:
         self._check_not_moved("apply", [v.value for v in variables])
         name = self._name_of_optimizer(optimizer)
-        state, in_branch = self._state, self._in_branch
-        norm = self._engine.apply(name, variables, values, factor, state, in_branch)
-        add_to(self._results.norms, name, tf.stack([norm, tf.ones([], tf.float64)]))
+        self.applied.append((name, variables, self._in_branch))
+        norm = self._engine.apply(name, variables, values, factor, self._state)
+        add_to(self.results.norms, name, tf.stack([norm, tf.ones([], tf.float64)]))
 
     def moved(self, model: Any, by: Gradients) -> AbstractContextManager[None]:
         """Adds `by` to the weights within the `with` block; restores them bit for bit after it.
@@ -469,11 +473,9 @@ class Update:
                 "keras.models.clone_model."
             )
         if isinstance(decay, int | float) and not 0 <= decay < 1:
-            raise ConfigError(
-                f"update.average: decay must be at least 0 and below 1, got {decay!r:.80}."
-            )
+            raise ConfigError(f"update.average: decay must be from 0 to below 1, got {decay}.")
         self._check_not_moved("average", targets)
-        self._engine.note_average(targets)
+        self.averaged += targets
         # TensorFlow would read a Python number as float32.
         exact = np.float64(decay) if isinstance(decay, int | float) else decay
         share = 1 - tf.cast(exact, tf.float64)
@@ -496,29 +498,26 @@ class Update:
         self._check("when")
         holds = tf.convert_to_tensor(condition)
         if holds.dtype != tf.bool or holds.shape.rank != 0:
-            raise ConfigError(
-                "update.when: the condition must be a bool scalar, such as update.step % 5 == 0, "
-                f"got {condition!r:.80}."
-            )
+            raise ConfigError(f"update.when takes a bool scalar, got {condition!r:.80}.")
         check_takes("The function of update.when", function, ())
         of_branch: list[dict[str, Any]] = []
 
         def made() -> dict[str, Any]:
-            earlier = self._graph, self._in_branch, self._results
+            earlier = self._graph, self._in_branch, self.results
             self._graph, self._in_branch = tf.compat.v1.get_default_graph(), True
-            self._results = Results()
+            self.results = Results()
             # In the branch's graph; it continues to count the draws.
             with dataclasses.replace(self._draws).forward():
                 function()
-            of_branch.append(self._results.tensors())
-            self._graph, self._in_branch, self._results = earlier
+            of_branch.append(self.results.tensors())
+            self._graph, self._in_branch, self.results = earlier
             return of_branch[0]
 
         def skipped() -> dict[str, Any]:  # traced after `made`
             zeros = tf.nest.map_structure(lambda x: tf.zeros(x.shape, x.dtype), of_branch[0])
             return zeros | {name: tf.constant(True) for name in zeros if name == "finite"}
 
-        self._results.add(tf.cond(holds, made, skipped))
+        self.results.add(tf.cond(holds, made, skipped))
 
     def _keeping_statistics(self, keeps: bool) -> AbstractContextManager[None]:
         variables = self._engine.statistics if keeps else []
@@ -530,10 +529,7 @@ class Update:
         if earlier is None:
             return self._passes - 1
         if getattr(earlier, "draws", None) is None:
-            raise ConfigError(
-                "same_draws_as must be gradients that update.gradients returned, or a multiple of "
-                f"them, got {earlier!r:.80}. The sum of two has no draws of its own."
-            )
+            raise ConfigError("same_draws_as must be gradients of one pass, not of a sum.")
         return earlier.draws
 
     def _check(self, verb: str, batch: Any = None) -> None:
@@ -541,28 +537,23 @@ class Update:
         here = tf.compat.v1.get_default_graph(), tf.distribute.get_replica_context()
         if (here[0] is not self._graph) or (here[1] is not self._context):
             raise ConfigError(
-                f"update.{verb} must be called in the step itself: not after it, not in a loss or "
-                "`strategy.run`, and not within tf.cond, tf.while_loop or tf.function, whose graph "
-                "the update cannot use. Use update.when(condition, function), or a Python `for`."
+                f"update.{verb} must be called in the step itself: not after it, in a loss, or in "
+                "a tf.cond, tf.while_loop or tf.function. Use update.when, or a Python `for`."
             )
         if verb in ("next", "gradients", "mean", "sum") and not isinstance(batch, StepBatch):
             raise ConfigError(
-                f"update.{verb} takes a batch that the step was given, got {batch!r:.80}. Pass "
-                "`batch`, or with several sources one of them, after the function."
+                f"update.{verb} takes a batch that the step was given, after the function, got "
+                f"{batch!r:.80}. With several sources, pass one of them."
             )
 
     def _check_not_moved(self, verb: str, variables: Sequence[tf.Variable]) -> None:
         if any(id(variable) in self._moved for variable in variables):
-            raise ConfigError(
-                f"update.{verb} would change weights within `with update.moved(…)`, which restores "
-                f"them afterwards. Call update.{verb} after the block."
-            )
+            raise ConfigError(f"Call update.{verb} after update.moved, which restores the weights.")
 
     def _model(self, given: Any) -> Any:
-        name = type(self._engine.task).__name__
         if given is None and not hasattr(self._engine.task, "model"):
             raise ConfigError(
-                f"{name}.step: {name} has no `model`, so each call must name the model, layer or "
+                f"{type(self._engine.task).__name__} has no `model`: name a model, layer or "
                 "variables, such as update.minimize(loss, batch, self.generator)."
             )
         return self._engine.task.model if given is None else given
@@ -573,9 +564,8 @@ class Update:
         name = getattr(function, "__name__", None) if name is None else name
         if not callable(function) or not isinstance(name, str) or not name.isidentifier():
             raise ConfigError(
-                f"{where}.step: a loss must be a function of features and training with a name of "
-                f"letters, digits and underscores, got {function!r:.80}. Pass a method of the task "
-                'such as self.per_example, without calling it, or name="…".'
+                f"{where}.step: a loss must be a function with a name of letters, digits and "
+                f'underscores, got {function!r:.80}. Pass a method of the task, or name="…".'
             )
         check_takes(f"{where}.{name}", function, ("features",), ("training",))
         return name
@@ -601,10 +591,7 @@ def _weights(what: str, part: Any) -> list[tf.Variable]:
     """Returns the weights of a model or layer, or of a list of variables."""
     variables = part.weights if isinstance(part, keras.layers.Layer) else part
     if not isinstance(variables, list | tuple) or not variables:
-        raise ConfigError(
-            f"update.average: {what} must be a Keras model or layer with weights, or a list of "
-            f"variables, got {part!r:.80}."
-        )
+        raise ConfigError(f"update.average: {what} must have weights, got {part!r:.80}.")
     return [v.value if isinstance(v, keras.Variable) else v for v in variables]
 
 
@@ -653,10 +640,11 @@ def _meaning(error: Exception, task: Any) -> str | None:
     in_python = isinstance(error, tf.errors.OperatorNotAllowedInGraphError)
     if in_python or "'SymbolicTensor'" in text or "symbolic tf.Tensor" in text:
         return (
-            f"{name}.step uses a tensor where Python needs a value, such as in `if` or `for`: the "
-            "step is traced once, before any value is known. Use update.when(condition, function), "
-            "or a Python `for` over a range."
+            f"{name}.step uses a tensor where Python needs a value, such as in `if`. Use "
+            "update.when(condition, function), or a Python `for` over a range."
         )
+    if "is out of scope" in text:
+        return f"{name}.step uses a value of update.when outside of it. Use it within its function."
     if isinstance(error, TypeError) and text.startswith(("Update.", "Gradients.")):
         return f"{name}.step: {text}."
     asked = getattr(error, "obj", None)

@@ -16,7 +16,7 @@ from ddl.step.gradients import trainable_variables
 from ddl.step.overflow import KeptValues, each_finite
 from ddl.step.state import TrainingState
 from ddl.step.train_step import TrainStep
-from ddl.step.update import StepBatch
+from ddl.step.update import Pass, StepBatch
 from ddl.tasks.task import has_step
 from ddl.training.loop.stale_traces import explaining_stale_traces
 
@@ -134,9 +134,8 @@ def _finite_gradients(update: TrainStep, batch: Batch, state: TrainingState) -> 
     kept = KeptValues(update.statistics, update.strategy)
     (objective,) = update.plan.losses.values()
     variables = trainable_variables(update.task.model)
-    given = StepBatch("", 0, batch)
-    # The numbers that the only pass of the update drew.
-    gradients, _ = update.gradient.of_replicas(objective, variables, given, state, draws=0)
+    made = Pass(StepBatch("", 0, batch), state)  # draws the numbers of the update's only pass
+    gradients, _ = update.gradient.of_replicas(objective, variables, made)
     finite = update.strategy.run(each_finite, args=(gradients,))
     kept.restore()
     return tf.stack(update.strategy.experimental_local_results(finite))

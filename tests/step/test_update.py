@@ -1,7 +1,5 @@
 """One update against the gradient of the weighted mean, for any sizes, weights and splits."""
 
-import itertools
-
 import keras
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ import ddl
 from ddl.errors import TrainingDiverged
 from ddl.precision import set_precision
 from tests.conftest import make_strategy
-from tests.step.probed import probed
 
 RATE = 0.5
 TOKENS = 3
@@ -83,32 +80,6 @@ def test_an_update_follows_the_weighted_mean(place, accumulation_steps, data, sp
     new_kernel, new_bias = (v.numpy() for v in task.model.trainable_variables)
     np.testing.assert_allclose(new_kernel, 1 - RATE * kernel, rtol=0, atol=1e-12)
     np.testing.assert_allclose(new_bias, -RATE * bias, rtol=0, atol=1e-12)
-
-
-@settings(max_examples=50, deadline=None)
-@given(data=batches(), cuts=st.lists(st.integers(0, 24), max_size=4))
-def test_microbatches_of_any_sizes_add_up(data, cuts):
-    """Their gradients and sums, over the same constant, whatever rows each one has."""
-    set_precision("float64")
-    task = Tokens()
-    spec = {name: tf.TensorSpec(rows.shape[1:], rows.dtype) for name, rows in data.items()}
-    objective = probed(task, spec, 24, tf.distribute.get_strategy())
-    variables = [v.value for v in task.model.trainable_variables]
-
-    def gradients_and_sums(rows):
-        with tf.GradientTape() as tape:
-            total, sums = objective({k: tf.constant(v[rows]) for k, v in data.items()}, True)
-        return [g.numpy() for g in tape.gradient(total, variables)], sums.numpy()
-
-    edges = sorted({0, len(data["y"]), *(min(cut, len(data["y"])) for cut in cuts)})
-    parts = [gradients_and_sums(slice(start, end)) for start, end in itertools.pairwise(edges)]
-    (kernel, bias), sums = gradients_and_sums(slice(None))
-    np.testing.assert_allclose(sum(part[0][0] for part in parts), kernel, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(sum(part[0][1] for part in parts), bias, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(sum(part[1] for part in parts), sums, rtol=0, atol=1e-12)
-    loss, expected, _ = weighted_mean_gradient(data)
-    assert sums[1] / sums[0] == pytest.approx(loss, rel=1e-12)
-    np.testing.assert_allclose(kernel * 24 / sums[0], expected, rtol=0, atol=1e-12)
 
 
 class HugeRows:
