@@ -129,7 +129,9 @@ class Sharding:
 
         own = vars(optimizer)
         # Users exclude weights from decay, `exclude_from_weight_decay` of ddl their stand-ins.
-        own["_use_weight_decay"] = lambda v: decays(v) and decays(self.weight_of(v))
+        key = optimizer._var_key
+        weights = dict(zip(map(key, stand_ins), variables, strict=True))
+        own["_use_weight_decay"] = lambda v: decays(v) and decays(weights.get(key(v), v))
         own["add_variable_from_reference"] = noted
         try:
             prepare_optimizer(optimizer, stand_ins, self.strategy)

@@ -115,5 +115,5 @@ def test_refuses_a_decay_out_of_range(decay):
 
 def test_the_decay_warms_up():
     rule = ddl.ExponentialMovingAverage(0.99)
-    decays = [float(rule.decay_at(tf.constant(t, tf.int64))) for t in (1, 9, 10_000)]
-    assert decays == pytest.approx([2 / 11, 10 / 19, 0.99])
+    shares = [float(rule.share_at(tf.constant(t, tf.int64), tf.float64)) for t in (1, 9, 10_000)]
+    assert shares == pytest.approx([9 / 11, 9 / 19, 0.01])

@@ -42,7 +42,9 @@ class Task:
         return self.per_example(features, training)
 
     def apart(self, features, training):
-        return ddl.PerExample(tf.reduce_sum((self.model(features["x"]) - APART[0](features["x"])), 1))
+        return ddl.PerExample(
+            tf.reduce_sum((self.model(features["x"]) - APART[0](features["x"])), 1)
+        )
 
     def wrong_key(self, features, training):
         return ddl.PerExample(self.model(features["lable"])[:, 0])
@@ -164,7 +166,11 @@ REFUSED = {
         lambda t, u, b: u.minimize(t.apart, b, [*t.model.trainable_variables, *APART[0].weights]),
         *({}, "changes the variables .*kernel.*no attribute of the task leads to them"),
     ),
-    "gradients of a branch outside of it": (of_a_branch, {}, "uses a value of update.when outside of it"),
+    "gradients of a branch outside of it": (
+        of_a_branch,
+        {},
+        "uses a value of update.when outside of it",
+    ),
 }
 
 

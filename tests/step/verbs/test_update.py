@@ -1,6 +1,5 @@
 """Steps of one's own, as one device that holds the global batch would make them."""
 
-
 import keras
 import numpy as np
 import pytest
