@@ -73,7 +73,7 @@ def test_a_process_outside_of_its_cluster_is_reported_without_tensorflow():
     config = '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}'
     wrong = run_without_tensorflow("--dry_run", "--cluster=tf_config", TF_CONFIG=config)
     assert wrong.returncode == 1
-    assert "must name this process as one of its workers, got index 1 and 1" in wrong.stderr
+    assert "must name this process as one of its tasks, got type 'worker' and" in wrong.stderr
 
 
 def test_sigquit_shows_the_stacks_and_the_command_continues(monkeypatch, capfd):

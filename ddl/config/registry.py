@@ -147,8 +147,10 @@ def bind(one: Binding) -> str:
     except (ValueError, KeyError) as error:
         what = str(error).partition("\n")[0].strip('"')
         known = [short_name(selector) for selector, _ in gin_config._REGISTRY.items()]
-        known += [p for x in matches(one.selector) for p in inspect.signature(x.wrapped).parameters]
         *_, word = re.findall(r"'@?([\w./]+)(?:\(\))?'", what)
+        if word == one.arg_name and (found := matches(one.selector)):
+            of_item = [x.allowlist or inspect.signature(x.wrapped).parameters for x in found]
+            known = [parameter for parameters in of_item for parameter in parameters]
         hint = did_you_mean(word, known, cutoff=0.6) or " Correct it, or import its module."
         return complain(one.location, f"{what}{hint}")
 

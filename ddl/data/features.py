@@ -37,8 +37,9 @@ def named(example: Any, what: str, weight_rank: int | None = 0) -> dict[str, Any
             )
         example = features | {name: part for name, part in parts.items() if part is not None}
     if not isinstance(example, Mapping) or not example:
+        given = f"a tuple of {len(example)}" if isinstance(example, tuple) else f"{example!r:.80}"
         raise DataError(
-            f"{what} must be a dict of features, or a tuple (x, y[, weight]), got {example!r:.80}."
+            f"{what} must be a dict of features, or a tuple (x, y[, weight]), got {given}."
         )
     for name, value in example.items():
         if not isinstance(name, str):

@@ -41,8 +41,6 @@ class Gradients:
       of_replicas: The values as distributed values, which `strategy.run` takes.
       draws: Number of the pass whose random numbers were drawn to compute the values; None for a
         sum of gradients with different draws.
-      checked: Whether the update has checked these values for overflow. Results of arithmetic are
-        checked when they are applied, since a division may overflow.
     """
 
     def __init__(
@@ -52,14 +50,12 @@ class Gradients:
         values: Sequence[Any],
         *,
         draws: int | None = None,
-        checked: bool = False,
     ):
         """Keeps the arguments; the values are one for each variable, without a missing factor."""
         self._strategy = strategy
         self.variables = tuple(variables)
         self.of_replicas = list(strategy.run(_opaque, args=(list(values),)))
         self.draws = draws
-        self.checked = checked
 
     @property
     def values(self) -> list[Gradient]:
@@ -107,8 +103,7 @@ class Gradients:
         self._check_same(other)
 
         def products(own: list[Gradient], others: list[Gradient]) -> tf.Tensor:
-            pairs = zip(own, others, strict=True)
-            values = [values_of(_in_pairs(operator.mul, *pair)) for pair in pairs]
+            values = _in_pairs(operator.mul, own, others)
             return tf.add_n([tf.cast(tf.reduce_sum(one), widest(own)) for one in values])
 
         return self._of_first_replica(products, self.of_replicas, other.of_replicas)
@@ -126,12 +121,9 @@ class Gradients:
         own = {id(v): value for v, value in zip(self.variables, self.of_replicas, strict=True)}
         wanted = trainable_variables(part, "The argument of Gradients.of")
         if missing := [v.path for v in wanted if id(v) not in own]:
-            raise ConfigError(
-                f"Gradients.of: these gradients hold no gradient of {', '.join(missing)}. Pass "
-                "variables for which the gradients were computed."
-            )
+            raise ConfigError(f"Gradients.of: these hold no gradient of {', '.join(missing)}.")
         values = [own[id(v)] for v in wanted]
-        return Gradients(self._strategy, wanted, values, draws=self.draws, checked=self.checked)
+        return Gradients(self._strategy, wanted, values, draws=self.draws)
 
     def and_of(self, other: "Gradients") -> "Gradients":
         """Joins these gradients with those of other variables, for one `apply`.
@@ -141,16 +133,12 @@ class Gradients:
         """
         own = {id(v) for v in self.variables}
         if shared := [v.path for v in other.variables if id(v) in own]:
-            raise ConfigError(
-                f"Gradients.and_of: both hold gradients of {', '.join(shared)}. Add them with +, "
-                "or take parts with `of`."
-            )
+            raise ConfigError(f"Gradients.and_of: both hold gradients of {', '.join(shared)}.")
         return Gradients(
             self._strategy,
             [*self.variables, *other.variables],
             [*self.of_replicas, *other.of_replicas],
             draws=self.draws if self.draws == other.draws else None,
-            checked=self.checked and other.checked,
         )
 
     def map(self, function: Callable[[tf.Tensor, keras.Variable], tf.Tensor]) -> "Gradients":
@@ -191,10 +179,8 @@ class Gradients:
     def _with(self, other: Any, function: Callable[[Any, Any], tf.Tensor]) -> "Gradients":
         self._check_same(other)
 
-        def run(own: list[Gradient], others: list[Gradient]) -> list[Gradient]:
-            return [_in_pairs(function, a, b) for a, b in zip(own, others, strict=True)]
-
-        values = self._strategy.run(run, args=(self.of_replicas, other.of_replicas))
+        own = self.of_replicas, other.of_replicas
+        values = self._strategy.run(lambda *both: _in_pairs(function, *both), args=own)
         draws = self.draws if self.draws == other.draws else None
         return Gradients(self._strategy, self.variables, values, draws=draws)
 
@@ -227,10 +213,7 @@ def trainable_variables(part: Any, where: str = "The model of a task") -> list[k
     is_layer = isinstance(part, keras.layers.Layer)
     variables = part.trainable_variables if is_layer else part
     if is_layer and not variables:
-        raise ConfigError(
-            f"{part.name!r} has no trainable variables. Add trainable layers, or set trainable = "
-            "True on its layers."
-        )
+        raise ConfigError(f"{part.name!r} has no trainable variables: set trainable = True.")
     items = list(variables) if isinstance(variables, list | tuple) else [variables]
     if not items or not all(isinstance(item, keras.Variable) for item in items):
         raise ConfigError(
@@ -278,20 +261,13 @@ def _each(
 
 
 def _in_pairs(
-    function: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], one: Gradient, other: Gradient
-) -> Gradient:
-    """Returns a function of two gradients of one variable, 0 for zeros; sparse if both are."""
-    if not isinstance(one, tf.IndexedSlices) or not isinstance(other, tf.IndexedSlices):
-        return function(tf.convert_to_tensor(one), tf.convert_to_tensor(other))
-    # The one loss may look rows up by int32 ids, the other by int64 ids.
-    of_both = [tf.cast(gradient.indices, tf.int64) for gradient in (one, other)]
-    indices, segments = tf.unique(tf.concat(of_both, axis=0))
-    number, rows = tf.shape(one.indices)[0], tf.shape(indices)[0]
-    both = [
-        tf.math.unsorted_segment_sum(gradient.values, places, rows)
-        for gradient, places in ((one, segments[:number]), (other, segments[number:]))
-    ]
-    return tf.IndexedSlices(function(*both), indices, one.dense_shape)
+    function: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+    one: Sequence[Gradient],
+    other: Sequence[Gradient],
+) -> list[tf.Tensor]:
+    """Returns a function of the gradients of each variable; sparse gradients become dense."""
+    both = [[tf.convert_to_tensor(gradient) for gradient in own] for own in (one, other)]
+    return [function(a, b) for a, b in zip(*both, strict=True)]
 
 
 def merge_duplicates(gradient: Gradient) -> Gradient:

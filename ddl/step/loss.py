@@ -23,7 +23,7 @@ from ddl.tasks.task import LossFunction, PerExample, Task, has_step
 
 
 class Form(NamedTuple):
-    """What the probes found of a loss in training, or in an evaluation.
+    """Findings of the probes about a loss in training, or in an evaluation.
 
     Attributes:
       metrics: Layout of the metric sums.
@@ -156,10 +156,8 @@ class Loss:
         self.check(output, example_weight.shape[0])
         if {"loss", *output.metrics} != set(form.metrics.metrics):
             raise ConfigError(
-                f"{self.where} must always return the same metrics, but it returned "
-                f"{', '.join(output.metrics) or '(none)'}; before training it returned "
-                f"{', '.join(form.metrics.metrics[1:]) or '(none)'}. Metric names may depend on "
-                "`training` alone."
+                f"{self.where} must always return the metrics {list(form.metrics.metrics[1:])}, "
+                f"but it returned {list(output.metrics)}."
             )
         # Weights and sums need more than half precision.
         half = output.loss.dtype in (tf.float16, tf.bfloat16)
@@ -222,14 +220,12 @@ class Loss:
         if shape.rank == 0 or shape[0] != batch:
             got = f"shape {tuple(shape)}" if shape.rank else "a scalar loss"
             raise ConfigError(
-                f"{name} must return one loss for each example, shape [batch, …] with batch = "
-                f"{batch}, got {got}. Remove the reduce_mean, or create a Keras loss with "
-                "reduction=None."
+                f"{name} must return one loss for each example, shape [{batch}, …] for this batch, "
+                f"got {got}. Remove the reduce_mean, or give a Keras loss reduction=None."
             )
         if output.weight is not None and not broadcasts(output.weight.shape, shape):
             raise ConfigError(
-                f"{name} must return one weight for each loss, or for the first dimensions of the "
-                f"losses, got weights of shape {tuple(output.weight.shape)} and losses of shape "
-                f"{tuple(shape)}. Return weights [{batch}], one for each example."
+                f"{name} must return one weight for each loss or example, got weights of shape "
+                f"{tuple(output.weight.shape)} and losses of shape {tuple(shape)}."
             )
         check_metrics(output, name, batch)

@@ -1,4 +1,4 @@
-"""What a task's step computes and changes, known before the slots and the sums are laid out.
+"""The figures and changes of a task's step, known before the slots and the sums are laid out.
 
 A step of the user's own is rehearsed: traced once with gradients and sums of unknown values, which
 computes nothing and writes nothing. Each loss is probed (`ddl.step.probes`) when the step first
@@ -44,7 +44,7 @@ LossOf = Callable[[LossFunction, str], Loss]
 
 
 class Applied(NamedTuple):
-    """What a step applies with an optimizer.
+    """The changes that a step makes with an optimizer.
 
     Attributes:
       variables: The variables, each once.
@@ -56,15 +56,14 @@ class Applied(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a step computes and changes.
+    """The figures and changes of a step.
 
     Attributes:
       losses: The losses whose gradients it computes, by name.
       means: The functions that it averages or sums, by name.
       groups: Parameter groups of each optimizer of the step, by both names.
-      applied: What it applies with the optimizer of each group, by the name of the group.
+      applied: Its changes with the optimizer of each group, by the name of the group.
       batches: Number of batches that an update reads of each source, by its name.
-      own: Variables that the task keeps outside of its layers.
       changed: Variables of the task that a step of its own changes, without slots.
     """
 
@@ -73,7 +72,6 @@ class Plan(NamedTuple):
     groups: Mapping[str, Mapping[str, Group]]
     applied: Mapping[str, Applied]
     batches: Mapping[str, int]
-    own: Sequence[tf.Variable] = ()
     changed: Sequence[tf.Variable] = ()
 
     @property
@@ -195,7 +193,7 @@ def plan_own(
     optimizers = [one.optimizer for of_name in groups.values() for one in of_name.values()]
     saved = [*of_layers, *own, *(v.value for one in optimizers for v in one.variables)]
     check_writes(f"{name}.step", graph, task, optimizers, strategy)
-    rehearsal.check(groups, [*of_layers, *own], layers)
+    rehearsal.check([*of_layers, *own], layers)
     assigned, update = written_in(graph, saved), rehearsal.update
     for variable in {id(v): v for v in [*own, *assigned]}.values():
         if not strategy.extended.variable_created_in_scope(variable):
@@ -215,7 +213,7 @@ def plan_own(
     moved = Statistics(layers, strategy).variables
     changed = [*trained, *moved, *update.averaged, *own, *assigned]
     losses, means = rehearsal.losses, rehearsal.means
-    return Plan(losses, means, groups, applied, update.taken, own, changed)
+    return Plan(losses, means, groups, applied, update.taken, changed)
 
 
 @dataclasses.dataclass
@@ -258,9 +256,9 @@ class _Rehearsal:
             with concurrent.futures.ThreadPoolExecutor(1) as outside:  # of this trace
                 found[name] = outside.submit(self.loss_of, function, source).result()
         first, other = self.pipelines[found[name].source], self.pipelines[source]
-        same_data = first.element_spec == other.element_spec
-        same_data = same_data and first.global_batch_size == other.global_batch_size
-        if self.functions.setdefault(name, function) != function or not same_data:
+        other_data = first.element_spec != other.element_spec
+        other_data |= first.global_batch_size != other.global_batch_size
+        if self.functions.setdefault(name, function) != function or other_data:
             raise ConfigError(
                 f"{type(self.task).__name__}.step: two losses have the name {name!r}, or one has "
                 'it for sources of other features or batch sizes. Pass name="…" for one of them.'
@@ -283,41 +281,28 @@ class _Rehearsal:
     def apply(self, *_: Any) -> tf.Tensor:
         return tf.zeros([], tf.float64)
 
-    def check(
-        self,
-        groups: Mapping[str, Any],
-        known: Sequence[tf.Variable],
-        layers: Sequence[keras.layers.Layer],
-    ) -> None:
+    def check(self, known: Sequence[tf.Variable], layers: Sequence[keras.layers.Layer]) -> None:
         """Raises ConfigError for what the step leaves out, or what no attribute leads to."""
         name, update = f"{type(self.task).__name__}.step", self.update
         if not update.applied:
             raise ConfigError(f"{name} applies no gradients: call update.apply or update.minimize.")
-        if unused := set(groups) - {optimizer for optimizer, _, _ in update.applied}:
-            raise ConfigError(
-                f"{name} never uses the optimizer {', '.join(map(repr, sorted(unused)))}. Remove "
-                "it from Trainer.optimizer, or name it in update.apply."
-            )
-        if idle := sorted(set(self.pipelines) - self.sources):
-            raise ConfigError(
-                f"{name} never uses the source {', '.join(map(repr, idle))}. Remove it from "
-                "Trainer.train_data, or pass its batch to a method of update."
-            )
+        if unused := set(self.optimizer_names) - {optimizer for optimizer, _, _ in update.applied}:
+            raise ConfigError(f"{name} never uses the optimizer {min(unused)!r}: apply by it.")
+        if idle := set(self.pipelines) - self.sources:
+            raise ConfigError(f"{name} never uses the source {min(idle)!r}: pass its batch.")
         applied = {id(v.value): v.path for _, variables, _ in update.applied for v in variables}
         changed = applied | {id(v): v.name for v in update.averaged}
         ids = set(map(id, known))
         if unknown := [path for key, path in changed.items() if key not in ids]:
             raise ConfigError(
                 f"{name} changes the variables {', '.join(unknown)}, but no attribute of the task "
-                "leads to them, so no checkpoint would hold them. Keep their layers in attributes "
-                "of the task, or in lists and dicts in attributes."
+                "leads to them, so no checkpoint would hold them. Keep their layers in attributes."
             )
         trainable = {id(v.value): v for layer in layers for v in layer.trainable_variables}
         if forgotten := [v.path for key, v in trainable.items() if key not in changed]:
             raise ConfigError(
                 f"{name} changes no variable of {', '.join(forgotten)}, although they are "
-                "trainable. Pass their layers to update.minimize or update.average, or set "
-                "trainable = False on them."
+                "trainable. Pass them to update.minimize, or set trainable = False on their layers."
             )
 
 

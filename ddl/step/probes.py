@@ -74,7 +74,7 @@ _Features = dict[str, tf.Tensor]
 
 
 class _Held(NamedTuple):
-    """What the first run found by its rows and later runs get: moments, gathered rows, partners."""
+    """Moments, gathered rows and partners of the first run, which later runs get."""
 
     moments: list[tf.Tensor]
     rows: list[Gathered]
@@ -125,6 +125,7 @@ class Probes:
         self._strategy = strategy
         self._optimizers = optimizers
         self._rows: dict[int, _Features] = {}
+        self._read: set[str] = set()  # features named like weights that any loss has read
 
     def form(self, loss: Loss, pipeline: BatchPipeline, training: bool) -> Form:
         """Probes a loss for training or for evaluation.
@@ -134,27 +135,24 @@ class Probes:
           DataError: If the data cannot be read.
           Exception: Any error of the task.
         """
-        probe = Probe(self._task, self._strategy, loss, pipeline, training)
+        probe = Probe(self._task, self._strategy, loss, pipeline, training, self._read)
         with self._strategy.scope(), without_traces_of_the_user():
             probe.build()
             first, rows = probe.first(self._optimizers)
             graph, current = first.run.graph, first.microbatch
-            few = probe.traced(_FOUR) if rows == _EIGHT and current.drawn else None
-            placing = {} if not current.drawn else None
-            if few is not None:
-                placing = draws.placing(few.microbatch.drawn, current.drawn, _FOUR, _EIGHT)
+            few, drawn = None, current.drawn or {}
+            placing: Mapping[Any, int] | None = None if drawn else {}
+            if rows == _EIGHT and drawn:
+                few = probe.traced(_FOUR)
+                placing = draws.placing(few.microbatch.drawn or {}, drawn, _FOUR, _EIGHT)
             if rows == _EIGHT and not traits_of(self._strategy).asynchronous:
                 try:
                     probe.check_rows(first, few, self._examples(pipeline))
                 except DdlError:
                     raise
                 except Exception as error:  # training raises it, and says more
-                    logging.warning(
-                        "%s: the check that examples are independent of each other could not run: "
-                        "%s",
-                        loss.where,
-                        message_of(error).splitlines()[0],
-                    )
+                    reason = message_of(error).splitlines()[0]
+                    logging.warning("%s: the check of rows could not run: %s", loss.where, reason)
         held: Any = current.held_moments
         normalizing = {id(layer) for layer in held.layers}  # others are as in an evaluation
         kind = keras.layers.BatchNormalization
@@ -191,6 +189,7 @@ class Probe:
     loss: Loss
     pipeline: BatchPipeline
     training: bool
+    read: set[str]
 
     def microbatch(self, rows: int, held: _Held | None = None, mask: Any = None) -> Microbatch:
         """Returns the first rows of the first batch; None records what later passes hold."""
@@ -259,16 +258,13 @@ class Probe:
                     f"{where} raised {error!r}; the features of the data are {', '.join(names)}."
                 ) from error
             shares = self.pipeline.microbatches * self.strategy.num_replicas_in_sync
-            rows, first = self.pipeline.global_batch_size // shares, None
-            with suppress(Exception):
+            rows = self.pipeline.global_batch_size // shares
+            try:
                 first = self.traced(rows)
-            if first is None:
-                raise
+            except Exception:
+                raise error from None
             logging.warning(
-                "%s takes batches of %d rows alone, so the check that examples are independent of "
-                "each other did not run.",
-                where,
-                rows,
+                "%s takes %d rows alone, so the check of rows did not run.", where, rows
             )
         if generators.states() != before:
             check_python_draws(where, self.task, lambda: self.traced(rows).run.graph)
@@ -296,8 +292,10 @@ class Probe:
             with tf.variable_creator_scope(_refusing(loss)), current.forward():
                 output = loss.function(dict(features), self.training)
             loss.check(output, rows)
-            weights = {name: features[name] for name in names_resembling_weight(features)}
+            names = names_resembling_weight(features)
+            weights = {name: features[name] for name in names if name not in self.read}
             check_read(weights, type(self.task).__name__, output)
+            self.read.update(weights)  # an evaluation may leave out what training reads
             moments: Any = current.held_moments
             now = _Held(moments.moments, current.gathering.gathered, current.pairing.found)
             found.append((output, current, now))
@@ -385,8 +383,8 @@ class Probe:
         if found := _differences(one, two, kept, self._tolerance(padded)):
             raise ConfigError(
                 f"{where}: the {' and the '.join(found)} of an example must not depend on padding "
-                f"(got {next(iter(found.values()))} as padding). Leave out the rows of ddl.gather "
-                "whose mask is False, as in tf.where(gathered.mask, logits, logits.dtype.min)."
+                f"(got {next(iter(found.values()))} as padding). Leave out gathered rows whose "
+                "mask is False, as in tf.where(gathered.mask, logits, logits.dtype.min)."
             )
 
     @contextmanager

@@ -27,7 +27,7 @@ from ddl.tasks.parts import layers_of, models_of
 from ddl.tasks.task import Task
 
 _OF_CALLS = ("current_call_ctx", "autocast_scope")
-"""What Keras's layers read from the calls around them; names of Keras's own state of a thread."""
+"""Names of the state of a thread that Keras's layers read from the calls around them."""
 
 
 @dataclasses.dataclass(frozen=True)

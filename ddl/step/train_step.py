@@ -74,7 +74,7 @@ class TrainStep:
 
     Attributes:
       task: The task.
-      plan: What the step computes and changes.
+      plan: The plan of what the step computes and changes.
       gradient: Computes gradients of the global batch.
       optimizers: The optimizers by name, with their slots.
       moving: Variables that the forward pass changes; restored when an update is skipped.
@@ -229,8 +229,8 @@ class TrainStep:
             finite = tf.constant(True) if finite is None else finite
             changed["step"] = state.step + tf.cast(finite, tf.int64)
             vector = tf.where(finite, vector, tf.zeros_like(vector))
-            scale = self.loss_scale.next(state.loss_scale, state.finite_updates, finite)
-            changed["loss_scale"], changed["finite_updates"] = scale
+            scale, since = self.loss_scale.next(state.loss_scale, state.finite_updates, finite)
+            changed |= {"loss_scale": scale, "finite_updates": since}
             in_a_row = state.skipped_in_a_row
             changed["skipped_in_a_row"] = tf.where(finite, tf.zeros_like(in_a_row), in_a_row + 1)
         if "gradient_norms" in self.changing_fields:

@@ -106,7 +106,7 @@ class Values:
 
 
 class Results:
-    """What the verbs of an update have computed so far.
+    """The results of the verbs of an update so far.
 
     Attributes:
       finite: Whether all values so far are finite, bool []; None without loss scaling.
@@ -158,7 +158,7 @@ class Update:
     averages and the task's own variables keep their values.
 
     Attributes:
-      results: What the verbs have computed so far.
+      results: The results of the verbs so far.
       taken: Number of batches taken of each source, by its name.
       applied: For each `apply` the optimizer's name, the variables, and whether it is in a branch.
       averaged: Variables that `average` moves.
@@ -274,12 +274,13 @@ class Update:
         if each is not None:
             check_takes("`each` of update.gradients", each, ("gradients",))
         made = Pass(batch, self._state, self._next_draws(same_draws_as), each)
-        with self._keeping_statistics(not moves_statistics):
+        kept = [] if moves_statistics else self._engine.statistics
+        with _restoring(kept, self._engine.strategy):
             variables, reduced = self._reduced(loss, made, model, name)
         strategy, values = self._engine.strategy, reduced.values
         if reduced.factor is not None:
             values = strategy.run(multiply, args=(values, reduced.factor))
-        return Gradients(strategy, variables, values, draws=made.draws, checked=True)
+        return Gradients(strategy, variables, values, draws=made.draws)
 
     def _reduced(
         self, function: LossFunction, made: Pass, model: Any, name: str | None, alone: bool = False
@@ -295,15 +296,7 @@ class Update:
         add_to(sums, name, reduced.sums)
         return variables, reduced
 
-    def mean(
-        self,
-        function: OfExamples,
-        batch: StepBatch,
-        *,
-        name: str | None = None,
-        same_draws_as: Gradients | None = None,
-        moves_statistics: bool = True,
-    ) -> tf.Tensor:
+    def mean(self, function: OfExamples, batch: StepBatch, *, name: str | None = None) -> tf.Tensor:
         """Computes the mean of a function of the examples over the global batch.
 
             self.center.assign(update.mean(self.outputs_of_teacher, batch))
@@ -313,8 +306,6 @@ class Update:
             [batch, …]. The row of an example must depend only on that example.
           batch: The batch that the step was given.
           name: Name of the function; None: its own name.
-          same_draws_as: As in `gradients`.
-          moves_statistics: As in `gradients`.
 
         Returns:
           Tensor […] of the function's dtype, weighted by the weights of the data; 0 without weight.
@@ -322,9 +313,7 @@ class Update:
         Raises:
           ConfigError: If the function returns something else, or depends on other examples.
         """
-        made = Pass(batch, self._state, self._next_draws(same_draws_as))
-        with self._keeping_statistics(not moves_statistics):
-            like, total, weight = self._summed("mean", function, made, name)
+        like, total, weight = self._summed("mean", function, batch, name)
         return self._checked(tf.cast(tf.math.divide_no_nan(total, weight), like.dtype), like)
 
     def sum(self, function: OfExamples, batch: StepBatch, *, name: str | None = None) -> tf.Tensor:
@@ -343,21 +332,21 @@ class Update:
         Raises:
           ConfigError: As `mean`.
         """
-        made = Pass(batch, self._state, self._next_draws(None))
-        like, total, _ = self._summed("sum", function, made, name)
+        like, total, _ = self._summed("sum", function, batch, name)
         return self._checked(
             tf.cast(total, tf.float32 if like.dtype.size == 2 else like.dtype), like
         )
 
     def _summed(
-        self, verb: str, function: OfExamples, made: Pass, name: str | None
+        self, verb: str, function: OfExamples, batch: StepBatch, name: str | None
     ) -> tuple[Any, tf.Tensor, tf.Tensor]:
         """Returns shape and dtype of a row, the sums [entries] and the sum of the weights."""
-        self._check(verb, made.batch)
+        self._check(verb, batch)
         check_takes(f"The function of update.{verb}", function, ("features", "training"))
         name = self._name_of(function, name)
         values = Values(function, f"update.{verb}")
-        loss = self._engine.loss(values, name, made.batch.source, is_mean=True)
+        loss = self._engine.loss(values, name, batch.source, is_mean=True)
+        made = Pass(batch, self._state, self._next_draws(None))
         total, weight = self._engine.sums(loss, made)
         return loss.function.like, total, weight
 
@@ -377,8 +366,8 @@ class Update:
         """
         self._check("apply")
         _check_gradients("update.apply", gradients)
-        if not gradients.checked:
-            self.results.check(self._engine.finite(gradients.of_replicas))
+        # A division may have overflowed since.
+        self.results.check(self._engine.finite(gradients.of_replicas))
         self._apply(gradients.variables, gradients.of_replicas, None, optimizer)
 
     def minimize(
@@ -519,18 +508,14 @@ class Update:
 
         self.results.add(tf.cond(holds, made, skipped))
 
-    def _keeping_statistics(self, keeps: bool) -> AbstractContextManager[None]:
-        variables = self._engine.statistics if keeps else []
-        return _restoring(variables, self._engine.strategy)
-
     def _next_draws(self, earlier: Gradients | None) -> int:
         """Returns the number of the next pass, or that of earlier gradients."""
         self._passes += 1
         if earlier is None:
             return self._passes - 1
-        if getattr(earlier, "draws", None) is None:
+        if (draws := getattr(earlier, "draws", None)) is None:
             raise ConfigError("same_draws_as must be gradients of one pass, not of a sum.")
-        return earlier.draws
+        return int(draws)
 
     def _check(self, verb: str, batch: Any = None) -> None:
         """Raises ConfigError where a verb cannot be called, or for what is no batch."""

@@ -170,7 +170,7 @@ def check_label(
       task: The task; its `_remedy` ends the error.
       spec: The feature of one example.
       name: Its name.
-      form: What the task needs, in words; "integers …" must be integers.
+      form: The form that the task needs, in words; "integers …" must be integers.
       shape: Shape that it must have; None stands for any size, or for any shape.
     """
     is_kind = spec.dtype.is_integer if form.startswith("integer") else spec.dtype != tf.string

@@ -1,4 +1,4 @@
-"""What a loss sees of its batch: its own rows, and the rows of all replicas.
+"""The batch as a loss sees it: its own rows, and the rows of all replicas.
 
 A replica computes its share of a batch. A loss that takes negatives only from its own rows has
 fewer of them on more replicas, and computes something else. `gather` gives it the rows of all:

@@ -65,8 +65,7 @@ class _Stub:
             (Path(folder) / name).write_text(self.content)
 
 
-def test_the_directory_may_be_a_text(tmp_path, monkeypatch):
-    monkeypatch.setattr("ddl.checkpoints.export._name_classes_of_keras", lambda path: None)
+def test_the_directory_may_be_a_text(tmp_path):
     model, saved_model = export_model(_Stub("new"), str(tmp_path / "export"))
     assert (model, saved_model.is_dir()) == (tmp_path / "export" / "model.keras", True)
 

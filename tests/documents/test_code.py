@@ -299,7 +299,7 @@ def test_the_steps(name):
 # Imported by configs, tested above, or only compiled: much like others, or not for this process.
 SHOWN = {
     *("denoise.py", "watch.py", "endless_digits.py", "jitter.py", "centering.py"),
-    *("item_vectors.py", "split_items.py", "annealed.py"),
+    *("item_vectors.py", "split_items.py", "annealed.py", "adapted.py", "two_heads.py"),
     *("checked.py", "virtual_devices.py", "moved_gan.py", "images.py", "text.py"),
 }
 

@@ -142,7 +142,7 @@ def test_losses_in_a_list_and_one_mask_for_all():
     task = lambda: ddl.Supervised(tagger(HEADS[:2]), losses)  # noqa: E731
     found, _, _ = trained(task, data, accumulation_steps=2)
     assert found["loss"] == pytest.approx(found["tags_loss"] + found["other_loss"], abs=1e-6)
-    with pytest.raises(ConfigError, match="outputs whose masks differ.*ACCUMULATION_STEPS = 1"):
+    with pytest.raises(ConfigError, match="the whole global batch at once.*ACCUMULATION_STEPS = 1"):
         trained(three_heads, ({"words": WORDS}, LABELS), accumulation_steps=2)
 
 
@@ -278,7 +278,7 @@ def test_bad_arguments(arguments, message):
         ({"image": X}, DataError, "no feature 'label', only image"),
         ({"label": Y}, DataError, "needs an input, but the data have only the features label"),
         (({"label": X}, Y), DataError, "x has the feature 'label' too"),
-        ((X, Y, WEIGHT, X), DataError, r"a tuple \(x, y\) or \(x, y, weight\)"),
+        ((X, Y, WEIGHT, X), DataError, r"a tuple \(x, y\[, weight\]\), got a tuple of 4"),
         ((X, np.stack([Y, Y], 1)), ConfigError, r"outputs in the shape of the labels, got .* 2\)"),
         ((X[:, :2], Y), DataError, r"'image' of the data has shape \(2,\), but the model"),
         ((X.astype(str), Y), DataError, "'image' of the data is text, but the model"),
@@ -309,7 +309,7 @@ def test_integer_labels_where_keras_needs_one_hot_rows(loss, metrics, name):
 
 def test_a_loss_of_ones_own_may_take_text():
     def loss(labels, outputs):
-        return tf.cast(tf.equal(labels, "cat"), outputs.dtype) * outputs[:, 0] ** 2
+        return tf.cast(tf.equal(labels[:, 0], "cat"), outputs.dtype) * outputs[:, 0] ** 2
 
     data = (X, np.full(len(X), "cat"))
     ddl.Trainer(ddl.Supervised(model(), loss), "sgd", data, global_batch_size=8)

@@ -57,9 +57,8 @@ def test_names_that_mean_weights():
 
 @pytest.mark.parametrize("name", ["sample_weight", "weights"])
 def test_a_weight_under_another_name_is_refused(name):
-    trainer = make_trainer({**DATA, name: ONES}, strategy=("mirrored", 2))
     with pytest.raises(DataError, match=f"feature '{name}' that Regression does not read"):
-        trainer.trace()
+        make_trainer({**DATA, name: ONES}, strategy=("mirrored", 2))
 
 
 def test_weights_of_entries_that_a_task_does_not_read_are_refused():
@@ -69,10 +68,8 @@ def test_weights_of_entries_that_a_task_does_not_read_are_refused():
 
 
 def test_in_the_evaluation_data_too():
-    trainer = make_trainer(DATA, {**DATA, "sample_weight": ONES})
-    trainer.train(1)
     with pytest.raises(DataError, match="'sample_weight' that Regression does not read"):
-        trainer.evaluate()
+        make_trainer(DATA, {**DATA, "sample_weight": ONES})
 
 
 @pytest.mark.parametrize("in_training_only", [False, True])

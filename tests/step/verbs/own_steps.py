@@ -212,7 +212,7 @@ def variables(trainer: ddl.Trainer) -> list[tf.Variable]:
     found = [v.value for layer in layers_of(trainer.task) for v in layer.variables]
     found += [v.value for one in update.optimizers.values() for v in one.variables]
     found += update.averages.variables if update.averages else []
-    found += update.plan.own
+    found += update.plan.changed
     return list({id(v): v for v in found}.values())
 
 

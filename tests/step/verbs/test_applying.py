@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from ddl.precision import set_precision
 from tests.conftest import make_strategy
-from tests.step.verbs.own_steps import Grouped, build, copies, data, momentum
+from tests.step.verbs.own_steps import Grouped, build, data, momentum
 
 STEPS = 6
 
@@ -73,15 +73,3 @@ def test_a_frozen_group_keeps_weights_slots_and_count():
         assert np.array_equal(variable.numpy(), was) == name.startswith("backbone/"), name
     trainer.train(1)
     assert int(optimizers["backbone"].iterations.numpy()) == 1
-
-
-def test_a_step_names_groups_as_one_optimizer():
-    def change(task):
-        task.step = lambda update, batch: update.minimize(task.per_example, batch)
-
-    with_step = build("Grouped", make_strategy("one_device", 1), change=change)
-    without = build("Grouped", make_strategy("one_device", 1))
-    for trainer in (with_step, without):
-        trainer.train(5)
-    for ours, theirs in zip(copies(with_step), copies(without), strict=True):
-        np.testing.assert_array_equal(ours, theirs)

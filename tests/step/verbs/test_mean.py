@@ -109,7 +109,7 @@ def _rows_checked_once():
 @pytest.mark.parametrize(
     ("function", "match"),
     [
-        (lambda x: tf.reduce_mean(x), "must return a float tensor with the batch as its first"),
+        (lambda x: tf.reduce_mean(x), "must return a float tensor with the batch first"),
         (lambda x: tf.cast(x, tf.int32), "must return a float tensor"),
         (lambda x: x - tf.reduce_mean(x, axis=0, keepdims=True), "other examples"),
     ],

@@ -100,9 +100,9 @@ MISUSED = {
     "a model": (lambda t, u, b: u.minimize(t.per_example, b, "model"), "a Keras model.*'model'"),
     "optimizer": (lambda t, u, b: u.minimize(t.per_example, b, optimizer="a"), "no optimizer 'a'"),
     "apply": (lambda t, u, b: u.apply([1.0]), r"update.apply takes the result of update.gradients"),
-    "decay": (lambda t, u, b: u.average(t.slow, of=t.model, decay=1.0), "below 1, got 1.0"),
+    "decay": (lambda t, u, b: u.average(t.slow, of=t.model, decay=1.0), "to below 1, got 1.0"),
     "shared": (lambda t, u, b: u.average(t.model, of=t.model, decay=0.9), "none of them shared"),
-    "condition": (lambda t, u, b: u.when(u.step, lambda: None), "must be a bool scalar"),
+    "condition": (lambda t, u, b: u.when(u.step, lambda: None), "update.when takes a bool scalar"),
     "if": (python_if, "uses a tensor where Python needs a value.*update.when"),
     "other variables": (
         lambda t, u, b: gradients(t, u, b) + gradients(t, u, b).of(t.model.layers[0]),
@@ -114,9 +114,9 @@ MISUSED = {
         lambda t, u, b: u.gradients(
             t.per_example, b, same_draws_as=gradients(t, u, b) + gradients(t, u, b)
         ),
-        "The sum of two has no draws",
+        "of one pass, not of a sum",
     ),
-    "moved": (within_moved, "update.apply would change weights within `with update.moved"),
+    "moved": (within_moved, "Call update.apply after update.moved"),
     "tf.cond": (
         lambda t, u, b: tf.cond(u.step > 3, lambda: gradients(t, u, b).norm(), lambda: 0.0),
         "must be called in the step itself",
@@ -136,7 +136,7 @@ def test_misuse_names_the_line_and_the_remedy(step, message):
 
 
 REFUSED = {
-    "applies nothing": (gradients, {}, "applies no gradients, so it trains nothing"),
+    "applies nothing": (gradients, {}, "applies no gradients: call update.apply"),
     "moved without with": (
         lambda t, u, b: u.moved(t.model, gradients(t, u, b)),
         *({}, "used in a `with` statement"),

@@ -13,7 +13,6 @@ from tests.step.verbs.own_steps import (
     copies,
     cross_entropy,
     data,
-    momentum,
     overflowing,
 )
 
@@ -112,22 +111,6 @@ def test_a_loss_within_moved_alone_has_a_figure():
     assert set(trainer.train(1)) == {"loss/real_or_fake", "found", "loss/fools"}
 
 
-def test_each_optimizer_has_a_limit_of_its_own():
-    limits = {"generator": 1e-3, "discriminator": None}
-    clipped = build("Gan", make_strategy("one_device", 1), clip_norm=limits)
-    assert {n for n in clipped.train(1) if "norm" in n} == {"gradient_norm/generator"}
-    free = build("Gan", make_strategy("one_device", 1))
-    free.train(1)
-
-    def first(trainer, model):
-        return getattr(trainer.task, model).trainable_variables[0].numpy()
-
-    before = first(build("Gan", make_strategy("one_device", 1)), "generator")
-    np.testing.assert_array_equal(first(clipped, "discriminator"), first(free, "discriminator"))
-    moved = [np.linalg.norm(first(one, "generator") - before) for one in (clipped, free)]
-    assert 0 < moved[0] <= 0.05 * 1e-3 < moved[1]
-
-
 def test_the_loss_of_two_passes_is_that_of_the_first():
     """SAM's second pass is at other weights."""
     trainer = build("Sam", make_strategy("one_device", 1), examples=48, shuffle=False, change=plain)
@@ -211,21 +194,6 @@ def test_each_pass_draws_anew_unless_told_to_draw_the_same():
     assert one == again != other
 
 
-def test_a_mean_may_draw_what_a_pass_drew():
-    """The gradient by the bias is the mean of the pass's noise."""
-
-    def step(task, update, batch):
-        one = update.gradients(task.per_example, batch)
-        keep(task, 0, one.of([task.model.layers[-1].bias]))
-        note(task, 1, update.mean(task.noise, batch, same_draws_as=one))
-        note(task, 2, update.mean(task.noise, batch))
-        update.apply(one)
-
-    of_pass, same, other, _ = drawn(step)
-    assert same == pytest.approx(of_pass, abs=1e-12)
-    assert abs(other - of_pass) > 1e-6
-
-
 def test_moved_restores_the_bits_and_average_follows_its_rule():
     """Adding and subtracting would round."""
 
@@ -305,44 +273,6 @@ def test_a_skipped_update_restores_what_the_step_assigns(kind):
     weights = [*(v.value for v in update.plan.trained), *update.moving.floating]
     for average, weight in zip(update.averages.variables, weights, strict=True):
         np.testing.assert_allclose(average.numpy(), weight.numpy(), rtol=1e-6)
-
-
-def test_a_skipped_update_restores_what_the_step_assigns_to_the_optimizer():
-    """A rate that falls after each update, and momentum that starts anew."""
-    made = []
-
-    def change(task):
-        own_step, optimizer = task.step, momentum(0.5)
-        optimizer.build(task.model.trainable_variables)
-        made.append(optimizer)
-
-        def step(update, batch):
-            own_step(update, batch)
-            optimizer.learning_rate.assign(optimizer.learning_rate * 0.5)
-            for slot in optimizer.momentums:
-                slot.assign(slot + 1.0)
-
-        task.step = step
-
-    trainer = build(
-        "Sam",
-        make_strategy("one_device", 1),
-        precision="mixed_float16",
-        examples=48,
-        change=lambda task: (overflowing("per_example", 0, 0)(task), change(task)),
-        optimizer=lambda: made[0],
-        loss_scale=ddl.LossScale(8.0),
-        max_skipped_updates=1,
-    )
-    before, (optimizer,) = copies(trainer), made
-    trainer.trace()
-    state = trainer._runner.loop.run(trainer.state, 1)
-    assert (int(state.step), float(optimizer.learning_rate.numpy())) == (0, 0.5)
-    for ours, theirs in zip(copies(trainer), before, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-    trainer.state = state._replace(skipped_in_a_row=tf.zeros([], tf.int64))
-    trainer.train(1)
-    assert float(optimizer.learning_rate.numpy()) == 0.25
 
 
 @pytest.mark.parametrize("varies", [False, True])
