@@ -237,8 +237,10 @@ def variables_of(
     """Returns an optimizer's variables; of a slot in shares, each share of this worker."""
     found: list[tf.Variable] = []
     for variable in optimizer.variables:
-        in_shares = sharding is not None and id(variable) in sharding.slots
-        found += sharding.copies([variable]) if in_shares else [variable.value]
+        if sharding is not None and id(variable) in sharding.slots:
+            found += sharding.copies([variable])
+        else:
+            found.append(variable.value)
     return found
 
 
