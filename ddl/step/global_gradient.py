@@ -25,12 +25,11 @@ from ddl.microbatch import Microbatch
 from ddl.step import gradients as gradient_path
 from ddl.step.accumulation import over_microbatches
 from ddl.step.all_reduce import AllReduce
-from ddl.step.compiled.compiler import Compiler
+from ddl.step.compiled import Compiler
 from ddl.step.loss import Loss
 from ddl.step.moving_statistics import Statistics
 from ddl.step.overflow import all_finite
-from ddl.step.rows.dense import dense_if_compiled
-from ddl.step.rows.summing import added, gradient_sums, has_rows
+from ddl.step.rows import added, dense_if_compiled, gradient_sums, has_rows
 from ddl.step.sharding import InShares, Sharding
 from ddl.step.state import OfExample, Pass, StepBatch
 from ddl.tasks.gather import refuse_microbatches
@@ -140,7 +139,7 @@ class GlobalGradient:
         def zeros() -> tuple[list[Any], tf.Tensor]:
             return form.zeros(), tf.zeros([length], tf.float64)
 
-        gradients, sums = self._over_microbatches(one, made, zeros, loss.training.pools)
+        gradients, sums = self._over_microbatches(one, made, zeros)
         return form.as_gradients(gradients), sums
 
     def sums(self, loss: Loss, made: Pass) -> tuple[tf.Tensor, tf.Tensor]:
@@ -160,9 +159,7 @@ class GlobalGradient:
             return summed if so_far is None else so_far + summed
 
         zeros = lambda: tf.zeros([1 + loss.training.entries], tf.float64)  # noqa: E731
-        total = self.all_reduce.of_sums(
-            self._over_microbatches(one, made, zeros, loss.training.pools)
-        )
+        total = self.all_reduce.of_sums(self._over_microbatches(one, made, zeros))
         return total[1:], total[0]
 
     def _over_microbatches(
@@ -170,7 +167,6 @@ class GlobalGradient:
         one: Callable[[Pass, Any, Any], Any],
         made: Pass,
         zeros: Callable[[], Any],
-        own_graph: bool,
     ) -> Any:
         """Returns the sum of a function of the microbatches, of each replica.
 
@@ -179,22 +175,21 @@ class GlobalGradient:
             None; returns the sum with that microbatch. Replica context.
           made: The pass over the global batch.
           zeros: Returns the empty sum. Replica context.
-          own_graph: Whether each microbatch needs a graph of its own (`ddl.step.onednn`).
         """
 
         def on_replica(own: Batch, place: tf.Tensor | int, index: Any, so_far: Any) -> Any:
             inside = None if has_rows(so_far) else so_far  # XLA takes no growing tensors
             of_replica = made._replace(batch=StepBatch(made.batch.source, place, own))
-            values = self.compiler(lambda: one(of_replica, index, inside))
+            values = self.compiler.of_pass(lambda: one(of_replica, index, inside))
             return values if inside is so_far else added(so_far, values)
 
         def run(index: tf.Tensor | int, so_far: Any) -> Any:
             given = made.batch.batch, made.batch.place, index, so_far
             return self.strategy.run(on_replica, args=given)
 
-        summed = over_microbatches(self.strategy, self.microbatches, run, zeros, own_graph)
+        summed = over_microbatches(self.strategy, self.microbatches, run, zeros)
         if self.moved_alone is not None:
-            self.moved_alone.average(self.all_reduce)
+            self.moved_alone.average()
         return summed
 
     @property

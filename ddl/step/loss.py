@@ -17,9 +17,8 @@ from ddl import microbatch
 from ddl.errors import ConfigError
 from ddl.layers.broadcasting import broadcasts, with_rank
 from ddl.layers.normalization import has_global_moments
-from ddl.step.metric_sums import MetricSums
-from ddl.step.metric_sums.of_output import check_kinds, check_metrics, sums_of
-from ddl.step.rows.tables import Table
+from ddl.step.metric_sums import MetricSums, check_kinds, check_metrics, sums_of
+from ddl.step.rows import Table
 from ddl.tasks.parts import layers_of
 from ddl.tasks.task import LossFunction, PerExample, Task, has_step
 
@@ -35,11 +34,10 @@ class Form(NamedTuple):
       entries: Number of losses of an example.
       weighs: Whether the task returns weights, so that Σ weight may differ from the batch size.
       gathers: Whether the loss calls `ddl.gather`.
-      tables: The variables of which the loss looks up single rows (`ddl.step.rows.tables`).
+      tables: The variables of which the loss looks up single rows (`ddl.step.rows`).
       layers: Layers of the task, without those that only compute as in an evaluation.
       placing: Which draws follow the rows (`ddl.draws.placing`); None if that is unknown.
       moved: Names of variables that layers and task move, but for moments of BatchNormalization.
-      pools: Whether the gradient needs a graph of its own (`ddl.step.onednn`).
     """
 
     metrics: MetricSums
@@ -50,7 +48,6 @@ class Form(NamedTuple):
     layers: Sequence[keras.layers.Layer]
     placing: Mapping[Any, int] | None
     moved: Sequence[str]
-    pools: bool
 
 
 class Loss:

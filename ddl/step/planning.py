@@ -19,9 +19,13 @@ from ddl.data.pipeline import BatchPipeline
 from ddl.errors import ConfigError
 from ddl.optimizers.groups import Group, assign
 from ddl.random import batch_counter
-from ddl.step.effects.python_draws import Generators, check_python_draws
-from ddl.step.effects.stateful import check_stateless
-from ddl.step.effects.written import check_step_writes, written_in
+from ddl.step.effects import (
+    Generators,
+    check_python_draws,
+    check_stateless,
+    check_writes,
+    written_in,
+)
 from ddl.step.global_gradient import Reduced
 from ddl.step.gradients import trainable_variables
 from ddl.step.loss import Loss
@@ -188,7 +192,7 @@ def plan_own(
     of_layers = [v.value for layer in layers for v in layer.variables]
     optimizers = [one.optimizer for of_name in groups.values() for one in of_name.values()]
     saved = [*of_layers, *own, *(v.value for one in optimizers for v in one.variables)]
-    check_step_writes(name, graph, saved)
+    check_writes(f"{name}.step", graph, task, optimizers, strategy)
     rehearsal.check([*of_layers, *own], layers)
     assigned, update = written_in(graph, saved), rehearsal.update
     for variable in {id(v): v for v in [*own, *assigned]}.values():

@@ -41,14 +41,18 @@ from ddl.layers.transforms.mixing import HeldPartners, Partners
 from ddl.metrics.values import tensors_by_name
 from ddl.microbatch import HeldMoments, Microbatch, without_traces_of_the_user
 from ddl.random import batch_counter
-from ddl.step.effects.python_draws import Generators, check_python_draws
-from ddl.step.effects.stateful import check_stateless
-from ddl.step.effects.written import check_loss_writes, moved_in
+from ddl.step.effects import (
+    Generators,
+    check_python_draws,
+    check_stateless,
+    check_writes,
+    moved_in,
+    written_in,
+)
 from ddl.step.loss import Form, Loss
-from ddl.step.metric_sums.of_output import check_dimensions, layout_of
+from ddl.step.metric_sums import MetricSums, check_dimensions
 from ddl.step.moving_statistics import allow_replica_writes, restoring
-from ddl.step.onednn import needs_own_graph
-from ddl.step.rows.tables import tables_in
+from ddl.step.rows import tables_in
 from ddl.tasks.gather import Gathered, HeldRows
 from ddl.tasks.parts import layers_of, models_of, variables_of
 from ddl.tasks.task import PerExample, Task, check_read, names_resembling_weight
@@ -154,7 +158,7 @@ class Probes:
         kind = keras.layers.BatchNormalization
         every = layers_of(self._task)
         return Form(
-            metrics=layout_of(first.output, loss.where),
+            metrics=MetricSums(first.output, loss.where),
             entries=math.prod(first.output.loss.shape[1:]),
             weighs=first.output.weight is not None,
             gathers=current.has_gathered,
@@ -162,7 +166,6 @@ class Probes:
             layers=[x for x in every if not isinstance(x, kind) or id(x) in normalizing],
             placing=placing,
             moved=moved_in(graph, self._task) if training else (),
-            pools=needs_own_graph(graph, self._strategy),
         )
 
     def _examples(self, pipeline: BatchPipeline) -> _Features:
@@ -265,7 +268,7 @@ class Probe:
             )
         if generators.states() != before:
             check_python_draws(where, self.task, lambda: self.traced(rows).run.graph)
-        check_loss_writes(where, first.run.graph, self.task, optimizers)
+        check_writes(where, first.run.graph, self.task, optimizers, self.strategy)
         check_stateless(where, first.run.graph)
         return first, rows
 
@@ -393,7 +396,7 @@ class Probe:
         zeros = [v for v in variables if v.trainable and not np.any(v.numpy())]
 
         def run(one: _Pass, features: _Features, held: Any, mask: Any) -> Any:
-            with restoring(variables, only_changed=True):
+            with restoring(written_in(one.run.graph, variables)):
                 values, held_now = one.run(features, held, mask)
             arrays = {name: tf.cast(v, tf.float64).numpy() for name, v in values.items()}
             return arrays, held_now

@@ -21,8 +21,7 @@ from ddl.optimizers.checks import refusing_reductions
 from ddl.optimizers.fused import by_kernels
 from ddl.precision import LossScale
 from ddl.step import gradients as gradient_path
-from ddl.step.compiled.compiler import Compiler
-from ddl.step.effects.repetition import warn_of_unordered_sums
+from ddl.step.compiled import Compiler
 from ddl.step.global_gradient import GlobalGradient
 from ddl.step.gradients import Gradient, trainable_variables
 from ddl.step.loss import Loss
@@ -31,8 +30,7 @@ from ddl.step.moving_statistics import Statistics
 from ddl.step.order_of_sums import fixed_order_of_sums
 from ddl.step.overflow import KeptValues, all_finite, unless_overflow
 from ddl.step.planning import BUILT_IN, Plan, does_other_things
-from ddl.step.sharding import Sharding
-from ddl.step.sharding.applying import apply_to_shares
+from ddl.step.sharding import Sharding, apply_to_shares
 from ddl.step.state import Pass, Results, StepBatch, TrainingState
 from ddl.step.update import Update
 from ddl.step.weight_average import WeightAverages
@@ -158,15 +156,6 @@ class TrainStep:
         """Whether XLA compiles an update as one piece."""
         return self.compiler.is_whole
 
-    @property
-    def needs_own_graph(self) -> bool:
-        """Whether a loop runs each update in a graph of its own: the all-reduce overlaps there.
-
-        With several microbatches, `GlobalGradient` instead puts each microbatch in its own graph.
-        """
-        pools = any(one.training.pools for one in self.plan.functions)
-        return pools and self.gradient.microbatches == 1
-
     @fixed_order_of_sums()
     def __call__(self, batches: Mapping[str, Batch], state: TrainingState) -> TrainingState:
         """Makes one update and returns the next state. Cross-replica context, in a graph.
@@ -182,7 +171,6 @@ class TrainStep:
         def made() -> TrainingState:
             run = self._own_step if has_step(self.task) else self._built_in_step
             results = run(batches, state)
-            warn_of_unordered_sums(tf.compat.v1.get_default_graph())
             return self.compiler(lambda: self._next_state(state, results))
 
         return self.compiler.whole(lambda: self.compiler(made), made) if self.is_whole else made()

@@ -21,7 +21,7 @@ from ddl.precision import LossScale
 from ddl.seeds import hashed
 from ddl.step import gradients as gradient_path
 from ddl.step.all_reduce import AllReduce
-from ddl.step.compiled.compiler import Compiler
+from ddl.step.compiled import Compiler
 from ddl.step.global_gradient import GlobalGradient
 from ddl.step.loss import Loss
 from ddl.step.moving_statistics import Statistics, allow_replica_writes

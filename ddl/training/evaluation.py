@@ -10,7 +10,7 @@ from ddl.data.checks import data_errors
 from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.path import on_host_if_placed
 from ddl.errors import DataError
-from ddl.step.compiled.compiler import Compiler
+from ddl.step.compiled import Compiler
 from ddl.step.loss import Loss
 from ddl.step.order_of_sums import fixed_order_of_sums
 from ddl.step.state import TrainingState
@@ -104,7 +104,7 @@ class Evaluation:
         pipeline = self._pipeline
 
         def replica_sums(batch: Batch) -> tf.Tensor:
-            return self._compiler(lambda: sums_of(batch))
+            return self._compiler.of_pass(lambda: sums_of(batch))
 
         def sums_of(batch: Batch) -> tf.Tensor:
             features = pipeline.examples(batch)

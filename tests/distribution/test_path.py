@@ -34,6 +34,6 @@ def test_variables_on_several_servers_are_not_packed_and_change_at_once(has_serv
     devices = ["/device:GPU:0"]
     strategy._should_use_with_coordinator = has_servers
     strategy.extended = mock.Mock(worker_devices=devices)
-    assert path_of(strategy).packs_tensors != has_servers
+    assert path_of(strategy).sums_on_devices != has_servers
     devices[:] = ["/device:CPU:0"]
     assert path_of(strategy).subtracts_at_once == has_servers

@@ -9,8 +9,7 @@ import tensorflow as tf
 from tensorflow.python.trackable.base import VARIABLE_VALUE_KEY
 
 from ddl.distribution.workers import Workers
-from ddl.step.sharding import Sharding
-from ddl.step.sharding.shares import copied_share, gathered
+from ddl.step.sharding import Sharding, copied_share, gathered
 
 _Trackable: Any = tf.__internal__.tracking.Trackable
 

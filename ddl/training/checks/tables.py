@@ -4,7 +4,7 @@ import keras
 from absl import logging
 
 from ddl.optimizers.fused import updates_rows
-from ddl.step.rows.summing import table_of
+from ddl.step.rows import table_of
 from ddl.step.train_step import TrainStep
 
 _LARGE = 2**20

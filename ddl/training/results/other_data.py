@@ -13,7 +13,7 @@ from ddl.data.source import Source
 from ddl.data.stream import Stream
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError, DataError, check_no_text, check_takes
-from ddl.step.compiled.compiler import Compiler
+from ddl.step.compiled import Compiler
 from ddl.step.loss import Loss
 from ddl.step.state import TrainingState
 from ddl.training.asynchronous.loop import CoordinatedEvaluation

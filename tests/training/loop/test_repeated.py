@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import ddl
 from ddl.precision import set_precision
-from ddl.step.compiled.compiler import Compiler
+from ddl.step.compiled import Compiler
 from ddl.training.loop import repeated
 from tests.conftest import make_strategy
 from tests.training.parity_cases import UNEVEN, WEIGHED, Case, make_trainer, mlp
