@@ -34,10 +34,10 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
     from ddl.run.from_checkpoints import load as load
     from ddl.run.predicting import predict as predict
     from ddl.run.range_test import find_learning_rate as find_learning_rate
+    from ddl.step.gradients import Gradients as Gradients
     from ddl.step.remat import Remat as Remat
-    from ddl.step.verbs.batches import StepBatch as StepBatch
-    from ddl.step.verbs.gradients import Gradients as Gradients
-    from ddl.step.verbs.update import Update as Update
+    from ddl.step.state import StepBatch as StepBatch
+    from ddl.step.update import Update as Update
     from ddl.step.weight_average import ExponentialMovingAverage as ExponentialMovingAverage
     from ddl.tasks.classification import Classification as Classification
     from ddl.tasks.classification import MultiLabel as MultiLabel
@@ -57,7 +57,7 @@ _HOME = {
     "Classification": "ddl.tasks.classification",
     "EarlyStopping": "ddl.run.callbacks",
     "ExponentialMovingAverage": "ddl.step.weight_average",
-    "Gradients": "ddl.step.verbs.gradients",
+    "Gradients": "ddl.step.gradients",
     "LanguageModel": "ddl.tasks.language",
     "LossScale": "ddl.precision",
     "LossWeight": "ddl.optimizers.loss_weight",
@@ -68,11 +68,11 @@ _HOME = {
     "Remat": "ddl.step.remat",
     "Retention": "ddl.checkpoints.retention",
     "Segmentation": "ddl.tasks.classification",
-    "StepBatch": "ddl.step.verbs.batches",
+    "StepBatch": "ddl.step.state",
     "Supervised": "ddl.tasks.supervised",
     "Task": "ddl.tasks.task",
     "Trainer": "ddl.training.trainer",
-    "Update": "ddl.step.verbs.update",
+    "Update": "ddl.step.update",
     "WarmStart": "ddl.checkpoints.warm_start",
     "current_batch": "ddl.tasks.gather",
     "evaluate": "ddl.run.from_checkpoints",

@@ -293,10 +293,9 @@ class CannotCompileError(BaseException):
     Attributes:
       reason: The operation with its layer, and why XLA cannot compile it; a clause without a full
         stop.
-      remedy: A sentence, or "".
     """
 
-    def __init__(self, reason: str, remedy: str = ""):
-        """Keeps the arguments."""
+    def __init__(self, reason: str):
+        """Keeps the reason."""
         super().__init__(reason)
-        self.reason, self.remedy = reason, remedy
+        self.reason = reason

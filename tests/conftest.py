@@ -20,7 +20,7 @@ from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.distribution import path as device_path
 from ddl.microbatch import Microbatch
 from ddl.random import batch_counter
-from ddl.step.probes import Probes
+from ddl.step.probes import Probe
 from ddl.tasks.parts import layers_of
 
 # What was imported stays. Searching it for garbage takes 5% of the time of all tests.
@@ -239,13 +239,13 @@ def rows_checked_on_one_device(monkeypatch):
     The check runs a task on one device, whatever the strategy. For modules that train the same
     tasks under many strategies.
     """
-    check = Probes._check_rows
+    check = Probe.check_rows
 
     def check_on_one(self, *arguments):
-        if len(self._strategy.extended.worker_devices) == 1:
+        if len(self.strategy.extended.worker_devices) == 1:
             check(self, *arguments)
 
-    monkeypatch.setattr(Probes, "_check_rows", check_on_one)
+    monkeypatch.setattr(Probe, "check_rows", check_on_one)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -255,21 +255,22 @@ def _rows_checked_once():
     Most trainers of a module train the same tasks. Only a check that passed is left out later, so
     a test that expects a refusal of an equal task fails rather than passes.
     """
-    check, passed = Probes._check_rows, set()
+    check, passed = Probe.check_rows, set()
 
-    def check_once(self, loss, pipeline, training, *passes):
-        spec = tuple((name, str(each)) for name, each in pipeline.element_spec.items())
+    def check_once(self, *passes):
+        spec = tuple((name, str(each)) for name, each in self.pipeline.element_spec.items())
         layers = tuple(
             (type(layer), *(str(v.shape) + v.dtype for v in layer.variables))
-            for layer in layers_of(self._task)
+            for layer in layers_of(self.task)
         )
-        key = (type(self._task), loss.where, layers, spec, pipeline.global_batch_size, training)
+        where, size = self.loss.where, self.pipeline.global_batch_size
+        key = (type(self.task), where, layers, spec, size, self.training)
         if key not in passed:
-            check(self, loss, pipeline, training, *passes)
+            check(self, *passes)
         passed.add(key)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Probes, "_check_rows", check_once)
+        patch.setattr(Probe, "check_rows", check_once)
         yield
 
 

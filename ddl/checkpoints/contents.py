@@ -13,7 +13,7 @@ from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.optimizers.groups import by_name
 from ddl.optimizers.plateau import plateau_of
-from ddl.step.sharding.shares import copied_share, gathered
+from ddl.step.sharding import copied_share, gathered
 from ddl.tasks.parts import attributes_of, copies_of, layers_of, models_of
 from ddl.training.trainer import Trainer
 

@@ -24,10 +24,8 @@ class DevicePath:
         TensorFlow keeps int32 in host memory even for operations on a GPU.
       reduces_on_one_device: Whether `mirrored` adds gradients on the first device. The devices then
         share memory, where packing only adds copies. Otherwise TensorFlow takes NCCL or rings.
-      rewrites_pooling: Whether TensorFlow rewrites pooling to oneDNN kernels.
-      packs_tensors: Whether operations on each gradient or weight run on few buffers that hold many
-        (`ddl.step.packing`), and sums over microbatches stay in variables on each device. It
-        saves kernels, each of which takes a GPU some microseconds to start.
+      sums_on_devices: Whether sums over microbatches stay in variables on each device, and metric
+        sums are reduced there, since a GPU would wait for the host.
       subtracts_at_once: Whether one kernel subtracts from rows of a table. On CPUs that kernel is
         slower than three that read the rows, subtract, and write them. With parameter servers it
         must be one, since workers do not wait for each other between a read and a write.
@@ -39,18 +37,17 @@ class DevicePath:
     places_order: bool = False
     packs_int32: bool = False
     reduces_on_one_device: bool = False
-    rewrites_pooling: bool = False
-    packs_tensors: bool = False
+    sums_on_devices: bool = False
     subtracts_at_once: bool = False
     compiles: bool = False
     can_compile: bool = True
 
 
-CPU = DevicePath(reduces_on_one_device=True, rewrites_pooling=True)
+CPU = DevicePath(reduces_on_one_device=True)
 GPU = DevicePath(
     places_order=True,
     packs_int32=True,
-    packs_tensors=True,
+    sums_on_devices=True,
     subtracts_at_once=True,
     compiles=True,
 )
@@ -73,8 +70,7 @@ def path_of(strategy: tf.distribute.Strategy | None = None) -> DevicePath:
     # Private to TensorFlow. The public property cluster_resolver is None with parameter servers.
     if not strategy._should_use_with_coordinator:
         return path
-    # Variables that lie on several servers cannot be packed for a single operation.
-    return dataclasses.replace(path, packs_tensors=False, subtracts_at_once=True)
+    return dataclasses.replace(path, sums_on_devices=False, subtracts_at_once=True)
 
 
 def path_for(devices: Sequence[str]) -> DevicePath:

@@ -61,7 +61,7 @@ class AllReduce:
         Args:
           sums: The vector of each replica.
         """
-        if not path_of(self._strategy).packs_tensors:
+        if not path_of(self._strategy).sums_on_devices:
             return self._strategy.reduce(_SUM, sums, axis=None)
         if self._strategy.num_replicas_in_sync == 1:
             return sums

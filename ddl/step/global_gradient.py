@@ -15,31 +15,25 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from ddl.data.batch import Batch
 from ddl.data.pipeline import BatchPipeline
+from ddl.errors import ConfigError
 from ddl.microbatch import Microbatch
 from ddl.step import gradients as gradient_path
 from ddl.step.accumulation import over_microbatches
 from ddl.step.all_reduce import AllReduce
-from ddl.step.compiled.compiler import Compiler
+from ddl.step.compiled import Compiler
 from ddl.step.loss import Loss
 from ddl.step.moving_statistics import Statistics
 from ddl.step.overflow import all_finite
-from ddl.step.rows.dense import dense_if_compiled
-from ddl.step.rows.summing import added, gradient_sums, has_rows
+from ddl.step.rows import added, dense_if_compiled, gradient_sums, has_rows
 from ddl.step.sharding import InShares, Sharding
-from ddl.step.state import TrainingState
-from ddl.step.verbs.batches import StepBatch
-from ddl.step.verbs.each_example import (
-    OfExample,
-    check_no_gathers,
-    check_no_remat,
-    losses_of_examples,
-    sum_of_changed,
-)
+from ddl.step.state import OfExample, Pass, StepBatch
 from ddl.tasks.gather import refuse_microbatches
+from ddl.tasks.task import has_step
 
 
 class Reduced(NamedTuple):
@@ -70,9 +64,8 @@ class GlobalGradient:
       scales: Whether losses are multiplied by the loss scale.
       moved_alone: The layers' moving moments, if each replica moves them by its own rows; None: by
         the rows of all replicas.
-      own: Variables of a task with a step, outside of its layers, that no optimizer updates.
       complete: Variables on which a loss may depend besides those of its gradient: the frozen ones,
-        or with a step of one's own all of the task's layers.
+        or with a step of one's own all of the task's layers and optimizers.
       remat: Names of the layers that the backward pass computes again, by their ids; or None.
       by_rows: `id` of each variable of which the optimizer updates single rows.
       sharding: The shares of the optimizers' slots; None: each replica holds whole slots.
@@ -84,7 +77,6 @@ class GlobalGradient:
     all_reduce: AllReduce
     scales: bool
     moved_alone: Statistics | None
-    own: Sequence[tf.Variable]
     complete: Sequence[keras.Variable]
     remat: Mapping[int, str] | None
     by_rows: Container[int]
@@ -94,10 +86,7 @@ class GlobalGradient:
         self,
         loss: Loss,
         variables: Sequence[keras.Variable],
-        batch: StepBatch,
-        state: TrainingState,
-        draws: int,
-        each: OfExample | None = None,
+        made: Pass,
         *,
         in_shares: bool = False,
     ) -> Reduced:
@@ -106,16 +95,13 @@ class GlobalGradient:
         Args:
           loss: The loss.
           variables: The variables.
-          batch: The global batch.
-          state: The state before the update.
-          draws: Number of the pass, which has random numbers of its own.
-          each: Changes the gradients of each example before they are added up, or None.
+          made: The pass over the global batch.
           in_shares: Whether each replica may get its share alone, if the slots are in shares.
 
         Raises:
-          ConfigError: If the loss does not depend on a variable; while tracing.
+          ConfigError: If the loss depends on variables that nothing updates; while tracing.
         """
-        gradients, sums = self.of_replicas(loss, variables, batch, state, draws, each)
+        gradients, sums = self.of_replicas(loss, variables, made)
         values: list[Any] | InShares
         with tf.name_scope("ddl_all_reduce"):
             sums = self.all_reduce.of_sums(sums)
@@ -127,90 +113,83 @@ class GlobalGradient:
                 values = self.all_reduce(gradients, variables)
                 values = gradient_path.with_each_row_once(values, self.strategy)
                 finite = self._finite(values) if self.scales else None
-        sums, examples = (sums, None) if each is None else (sums[:-1], sums[-1])
+        # With `each`, the sum of the weights of the data comes last.
+        sums, weight = (sums, sums[0]) if made.each is None else (sums[:-1], sums[-1])
         widest = gradient_path.widest([variable.value for variable in variables])
-        factor = self._factor(loss, batch, sums, state.loss_scale, widest, examples)
+        counts = loss.training.weighs or loss.training.entries > 1  # losses, and not examples
+        is_of_data = made.each is not None or not counts
+        factor = self._factor(made, weight, is_of_data, widest)
         return Reduced(values, factor, finite, sums)
 
     def of_replicas(
-        self,
-        loss: Loss,
-        variables: Sequence[keras.Variable],
-        batch: StepBatch,
-        state: TrainingState,
-        draws: int,
-        each: OfExample | None = None,
+        self, loss: Loss, variables: Sequence[keras.Variable], made: Pass
     ) -> tuple[Any, Any]:
         """Returns gradients and metric sums of each replica before any reduce; see `__call__`."""
-        if each is not None:
-            check_no_gathers(loss.training.gathers)
-            check_no_remat(self.remat is not None)
+        if made.each is not None:
+            self._check_each(loss)
         tables = loss.training.tables if self.microbatches > 1 else {}
-        size = self.pipelines[batch.source].global_batch_size
+        size = self.pipelines[made.batch.source].global_batch_size
         form = gradient_sums(variables, tables, size, self.strategy)
-        length = loss.training.metrics.size + (each is not None)
+        length = loss.training.metrics.size + (made.each is not None)
 
-        def one(batch: StepBatch, index: tf.Tensor | int, so_far: Any) -> Any:
-            values = self._of_microbatch(loss, variables, batch, state, index, draws, each)
+        def one(own: Pass, index: tf.Tensor | int, so_far: Any) -> Any:
+            values = self._of_microbatch(loss, variables, own, index)
             return values if self.microbatches == 1 else form.next(so_far, values)
 
         def zeros() -> tuple[list[Any], tf.Tensor]:
             return form.zeros(), tf.zeros([length], tf.float64)
 
-        gradients, sums = self._over_microbatches(one, batch, zeros, loss.needs_own_graph)
+        gradients, sums = self._over_microbatches(one, made, zeros)
         return form.as_gradients(gradients), sums
 
-    def sums(
-        self, loss: Loss, batch: StepBatch, state: TrainingState, draws: int
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def sums(self, loss: Loss, made: Pass) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the weighted sums of a loss over the examples; arguments as in `__call__`.
 
         Returns:
           The sums, float64 [entries of an example], and the sum of the weights, float64 [].
         """
 
-        def one(batch: StepBatch, index: tf.Tensor | int, so_far: Any) -> Any:
-            features, microbatch = self._examples(batch, index, state, draws)
+        def one(own: Pass, index: tf.Tensor | int, so_far: Any) -> Any:
+            features, microbatch = self._examples(own, index)
             with microbatch.forward():
-                weighed, _, sums, _ = loss.weighed(features, training=True)
+                weighed, sums, _ = loss.weighed(features, training=True)
             totals = tf.cast(tf.reduce_sum(weighed, axis=0), tf.float64)
             # The sum of weights counts each entry of an example.
             summed = tf.concat([sums[:1] / weighed.shape[1], totals], axis=0)
             return summed if so_far is None else so_far + summed
 
         zeros = lambda: tf.zeros([1 + loss.training.entries], tf.float64)  # noqa: E731
-        summed = self._over_microbatches(one, batch, zeros, loss.needs_own_graph)
-        total = self.all_reduce.of_sums(summed)
+        total = self.all_reduce.of_sums(self._over_microbatches(one, made, zeros))
         return total[1:], total[0]
 
     def _over_microbatches(
         self,
-        one: Callable[[StepBatch, Any, Any], Any],
-        batch: StepBatch,
+        one: Callable[[Pass, Any, Any], Any],
+        made: Pass,
         zeros: Callable[[], Any],
-        own_graph: bool,
     ) -> Any:
         """Returns the sum of a function of the microbatches, of each replica.
 
         Args:
-          one: Takes the batch on a replica, the number of the microbatch and the sum so far, or
+          one: Takes the pass of a replica, the number of the microbatch and the sum so far, or
             None; returns the sum with that microbatch. Replica context.
-          batch: The global batch.
+          made: The pass over the global batch.
           zeros: Returns the empty sum. Replica context.
-          own_graph: Whether each microbatch needs a graph of its own (`ddl.step.onednn`).
         """
 
         def on_replica(own: Batch, place: tf.Tensor | int, index: Any, so_far: Any) -> Any:
             inside = None if has_rows(so_far) else so_far  # XLA takes no growing tensors
-            values = self.compiler(lambda: one(StepBatch(batch.source, place, own), index, inside))
+            of_replica = made._replace(batch=StepBatch(made.batch.source, place, own))
+            values = self.compiler.of_pass(lambda: one(of_replica, index, inside))
             return values if inside is so_far else added(so_far, values)
 
         def run(index: tf.Tensor | int, so_far: Any) -> Any:
-            return self.strategy.run(on_replica, args=(batch.batch, batch.place, index, so_far))
+            given = made.batch.batch, made.batch.place, index, so_far
+            return self.strategy.run(on_replica, args=given)
 
-        summed = over_microbatches(self.strategy, self.microbatches, run, zeros, own_graph)
+        summed = over_microbatches(self.strategy, self.microbatches, run, zeros)
         if self.moved_alone is not None:
-            self.moved_alone.average(self.all_reduce)
+            self.moved_alone.average()
         return summed
 
     @property
@@ -219,13 +198,13 @@ class GlobalGradient:
         return next(iter(self.pipelines.values())).microbatches
 
     def _examples(
-        self, batch: StepBatch, index: tf.Tensor | int, state: TrainingState, draws: int
+        self, made: Pass, index: tf.Tensor | int
     ) -> tuple[dict[str, tf.Tensor], Microbatch]:
         """Returns the examples of microbatch `index`. Replica context."""
-        pipeline, own = self.pipelines[batch.source], batch.batch
-        features = pipeline.examples(own, index, batch.place)
+        pipeline, own = self.pipelines[made.batch.source], made.batch.batch
+        features = pipeline.examples(own, index, made.batch.place)
         microbatch = pipeline.microbatch(
-            own, features, index, training=True, step=state.step, draws=draws
+            own, features, index, training=True, step=made.state.step, draws=made.draws
         )
         microbatch.remat = self.remat
         microbatch.own_moments = self.moved_alone is not None
@@ -234,69 +213,62 @@ class GlobalGradient:
         return features, microbatch
 
     def _of_microbatch(
-        self,
-        loss: Loss,
-        variables: Sequence[keras.Variable],
-        batch: StepBatch,
-        state: TrainingState,
-        index: tf.Tensor | int,
-        draws: int,
-        each: OfExample | None,
+        self, loss: Loss, variables: Sequence[keras.Variable], made: Pass, index: tf.Tensor | int
     ) -> tuple[list[Any], tf.Tensor]:
         """Returns gradients and sums of microbatch `index`. Replica context."""
-        features, microbatch = self._examples(batch, index, state, draws)
+        features, microbatch = self._examples(made, index)
+        each, scale = made.each, made.state.loss_scale
         tape = tf.GradientTape(persistent=each is not None)
         with tape, microbatch.forward(), tf.name_scope("ddl_forward"):
             if each is None:
                 objective, sums = loss(features, training=True)
             else:
-                objective, sums = losses_of_examples(loss, features)
+                objective, sums = _losses_of_examples(loss, features)
             if self.scales:
-                objective *= tf.cast(state.loss_scale, objective.dtype)
-        watched = tape.watched_variables()
-        others = gradient_path.left_out(watched, variables, self.own, self.complete)
+                objective *= tf.cast(scale, objective.dtype)
+        known = {id(v.value.handle) for v in (*variables, *self.complete)}
+        others = [v for v in tape.watched_variables() if id(v.handle) not in known]
         updated = [v.value for v in variables]
         with microbatch.backward(), tf.name_scope("ddl_backward"):
             if each is None:
                 gradients = tape.gradient(objective, updated + others)
             else:
-                scale = state.loss_scale
-                size = self.pipelines[batch.source].global_batch_size
-                given = (tape, objective, microbatch.mask, updated, each, scale, size)
-                gradients = sum_of_changed(*given)
+                size = self.pipelines[made.batch.source].global_batch_size
+                given = tape, objective, microbatch.mask, updated, each, scale, size
+                gradients = _sum_of_changed(*given)
                 gradients += tape.gradient(objective, others) if others else []
         gradients, of_others = gradients[: len(variables)], gradients[len(variables) :]
         if self.microbatches == 1:
             gradients = dense_if_compiled(gradients, variables, self.by_rows)
-        of_each = zip(variables, gradients, strict=True)
-        gradient_path.check_used([v for v, g in of_each if g is None])
-        gradient_path.check_none_left_out(others, of_others)
-        return gradients, sums
+        if stay := [v.name for v, g in zip(others, of_others, strict=True) if g is not None]:
+            raise ConfigError(
+                f"{loss.where} depends on the trainable variables {', '.join(stay)}, which nothing "
+                "updates. Add their layers to the task's model, pass them to update.minimize in a "
+                "`step`, or set trainable = False on them."
+            )
+        unused = [v.path for v, g in zip(variables, gradients, strict=True) if g is None]
+        if unused and not has_step(loss.task):
+            raise ConfigError(
+                f"{loss.where} does not depend on the trainable variables {', '.join(unused)}. "
+                "Remove them from the model, or set trainable = False on their layers."
+            )
+        pairs = zip(updated, gradients, strict=True)
+        return [tf.zeros_like(v) if g is None else g for v, g in pairs], sums
 
     def _factor(
-        self,
-        loss: Loss,
-        batch: StepBatch,
-        sums: tf.Tensor,
-        scale: tf.Tensor,
-        widest: tf.DType,
-        examples: tf.Tensor | None,
+        self, made: Pass, weight: tf.Tensor, is_of_data: bool, widest: tf.DType
     ) -> tf.Tensor | None:
         """Returns B / (Σ weight · loss scale), []; None if it is always one.
 
-        Float64, or float32 where that is exact enough for the gradients' widest dtype. Σ weight is
-        `sums[0]`, or with `each` the sum of the weights of the data, `examples`.
+        Float64, or float32 where that is exact enough for the gradients' widest dtype.
         """
-        pipeline, form = self.pipelines[batch.source], loss.training
-        # An example with several losses, as of tokens, weighs as many.
-        weighs = examples is None and (form.weighs or form.entries > 1)
-        weights_are_one = pipeline.always_full and not weighs
+        pipeline, scale = self.pipelines[made.batch.source], made.state.loss_scale
+        weights_are_one = pipeline.always_full and is_of_data
         if weights_are_one and not self.scales:
             return None
         if weights_are_one and widest.size <= scale.dtype.size:
             return tf.math.reciprocal(scale)
         size = tf.constant(pipeline.global_batch_size, tf.float64)
-        weight = sums[0] if examples is None else examples
         return tf.math.divide_no_nan(size, weight * tf.cast(scale, tf.float64))
 
     def _finite(self, gradients: list[Any]) -> tf.Tensor:
@@ -308,3 +280,82 @@ class GlobalGradient:
             lambda own: self.compiler(lambda: all_finite(own)), args=(gradients,)
         )
         return first(of_each)[0]
+
+    def _check_each(self, loss: Loss) -> None:
+        """Raises ConfigError if a gradient is not that of one example, or would take too long."""
+        kind = keras.layers.BatchNormalization
+        reasons = {
+            "BatchNormalization, since the gradient of an example must be its own. Use "
+            "GroupNormalization": any(isinstance(x, kind) for x in loss.training.layers),
+            "ddl.gather, since the gradient of an example must be its own. Leave out `each`, or "
+            "compute each loss from its example": loss.training.gathers,
+            "Trainer.remat, which would compute the layers again for each example. Leave it out, "
+            "and raise accumulation_steps to need less memory": self.remat is not None,
+        }
+        for reason, holds in reasons.items():
+            if holds:
+                raise ConfigError(f"update.gradients with `each` does not go with {reason}.")
+
+
+def _losses_of_examples(loss: Loss, features: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the loss of each example whose gradient `each` changes. Replica context.
+
+    An example with several losses, as of tokens, has the gradient of their weighted mean, so that a
+    limit of `each` means the same for any number of losses. The sum of the gradients is divided by
+    the sum of the weights of the data, and not of those of the losses: in DP-SGD an example then
+    changes the result by at most limit / Σ weight of the data, whatever weights the task returns.
+
+    Returns:
+      The losses times the weights of the data, [rows]; and the metric sums, with the sum of the
+      weights of the data at the end.
+    """
+    of_data = features["weight"]
+    weighed, sums, weight = loss.weighed(features, training=True)
+    loss.losses_of_layers()  # which are refused
+    rows = weighed.shape[0]
+    losses = tf.reduce_sum(tf.reshape(weighed, [rows, -1]), axis=1)
+    if loss.training.entries > 1:
+        total = tf.reduce_sum(tf.reshape(weight, [rows, -1]), axis=1)
+        losses = tf.math.divide_no_nan(losses * tf.cast(of_data, losses.dtype), total)
+    return losses, tf.concat([sums, [tf.reduce_sum(tf.cast(of_data, tf.float64))]], axis=0)
+
+
+def _sum_of_changed(
+    tape: tf.GradientTape,
+    losses: tf.Tensor,
+    mask: tf.Tensor | None,
+    variables: Sequence[tf.Variable],
+    each: OfExample,
+    scale: tf.Tensor,
+    divisor: int,
+) -> list[tf.Tensor | None]:
+    """Returns Σ each(∇ loss of an example), divided and scaled. Replica context.
+
+    The forward pass is that of the whole microbatch, so random draws and masks are as usual. The
+    backward pass runs for all examples at once, by `tf.vectorized_map`.
+    """
+    used = tape.gradient(losses, variables)
+    connected = [place for place, gradient in enumerate(used) if gradient is not None]
+    finite = all_finite([tf.convert_to_tensor(used[place]) for place in connected])
+
+    def of_row(row: tf.Tensor) -> list[tf.Tensor]:
+        one = tf.one_hot(row, losses.shape[0], dtype=losses.dtype)
+        own = tape.gradient(losses, [variables[place] for place in connected], one)
+        own = [tf.convert_to_tensor(g) for g in own]
+        changed = each([g / tf.cast(scale, g.dtype) for g in own])
+        shapes = [getattr(g, "shape", None) for g in changed]
+        if shapes != [g.shape for g in own]:
+            raise ConfigError(
+                "update.gradients: `each` must return a list with a tensor of the same shape for "
+                f"each variable, {[tuple(g.shape) for g in own]}, got {changed!r:.80}."
+            )
+        return [g if mask is None else tf.where(mask[row], g, tf.zeros_like(g)) for g in changed]
+
+    # An operation that cannot be vectorized runs in a loop over the rows.
+    changed = tf.vectorized_map(of_row, tf.range(losses.shape[0]), warn=False)
+    sums: list[tf.Tensor | None] = [None] * len(variables)
+    for place, values in zip(connected, changed, strict=True):
+        total = tf.reduce_sum(values, axis=0) * (tf.cast(scale, values.dtype) / divisor)
+        # `each` may hide an overflow, such as by tf.clip_by_value.
+        sums[place] = tf.where(finite, total, tf.cast(np.nan, total.dtype))
+    return sums

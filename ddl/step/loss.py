@@ -6,8 +6,9 @@ gradient is divided once by the global Σ weight / B.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any, NamedTuple
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -16,18 +17,13 @@ from ddl import microbatch
 from ddl.errors import ConfigError
 from ddl.layers.broadcasting import broadcasts, with_rank
 from ddl.layers.normalization import has_global_moments
-from ddl.step.metric_sums import MetricSums
-from ddl.step.metric_sums.of_output import check_kinds, check_metrics, sums_of
-from ddl.step.rows.tables import Table
+from ddl.step.metric_sums import MetricSums, check_kinds, check_metrics, sums_of
+from ddl.step.rows import Table
 from ddl.tasks.parts import layers_of
-from ddl.tasks.task import (
-    LossFunction,
-    PerExample,
-    Task,
-    check_read,
-    has_step,
-    names_resembling_weight,
-)
+from ddl.tasks.task import LossFunction, PerExample, Task, has_step
+
+OfExamples: TypeAlias = Callable[[dict[str, Any], bool], tf.Tensor]
+"""Takes features and `training`, and returns a float tensor [batch, …]."""
 
 
 class Form(NamedTuple):
@@ -38,25 +34,20 @@ class Form(NamedTuple):
       entries: Number of losses of an example.
       weighs: Whether the task returns weights, so that Σ weight may differ from the batch size.
       gathers: Whether the loss calls `ddl.gather`.
-      read: Features that are named like weights and that the task reads, here or in
-        training.
-      tables: The variables of which the loss looks up single rows (`ddl.step.rows.tables`).
+      tables: The variables of which the loss looks up single rows (`ddl.step.rows`).
       layers: Layers of the task, without those that only compute as in an evaluation.
       placing: Which draws follow the rows (`ddl.draws.placing`); None if that is unknown.
       moved: Names of variables that layers and task move, but for moments of BatchNormalization.
-      pools: Whether the gradient needs a graph of its own (`ddl.step.onednn`).
     """
 
     metrics: MetricSums
     entries: int
     weighs: bool
     gathers: bool
-    read: Set[str]
     tables: Mapping[int, Table]
     layers: Sequence[keras.layers.Layer]
     placing: Mapping[Any, int] | None
     moved: Sequence[str]
-    pools: bool
 
 
 class Loss:
@@ -96,7 +87,6 @@ class Loss:
         self._form = form
         self._forms: dict[bool, Form] = {}
         self._replicas = replicas
-        self._own_step = has_step(task)
 
     def form(self, training: bool) -> Form:
         """Returns what the probes found for training or evaluation; the first call probes.
@@ -107,6 +97,7 @@ class Loss:
           ConfigError: If the task's losses, weights or metrics have wrong types or shapes, or
             depend on other examples; if the loss draws by Python or NumPy, or writes a variable
             that no checkpoint holds.
+          DataError: If the task ignores a feature such as "sample_weight".
         """
         if training not in self._forms:
             self._forms[training] = self._form(self, training)
@@ -121,11 +112,6 @@ class Loss:
     def training(self) -> Form:
         """The form in training."""
         return self.form(True)
-
-    @property
-    def needs_own_graph(self) -> bool:
-        """Whether the gradient must be computed in a graph of its own (`ddl.step.onednn`)."""
-        return self.training.pools
 
     def of(self, function: LossFunction) -> "Loss":
         """Returns this loss for an equal function, such as one that each trace defines anew."""
@@ -149,36 +135,34 @@ class Loss:
 
         Raises:
           ConfigError: If the task's losses, weights or metrics have wrong types or shapes.
-          DataError: If the task ignores a feature such as "sample_weight"; while tracing.
         """
-        weighed, of_layers, sums, _ = self.weighed(features, training)
+        weighed, sums, weight = self.weighed(features, training)
         objective = tf.reduce_sum(weighed)
-        for own_loss in of_layers:
-            objective += own_loss
+        for own_loss in self.losses_of_layers() if training else ():
+            # A mean over the replica's examples, which gets their total weight.
+            objective += tf.reduce_sum(weight) * tf.cast(own_loss, objective.dtype)
         return objective / tf.cast(self._global_batch_size, objective.dtype), sums
 
     def weighed(
         self, features: dict[str, tf.Tensor], training: bool
-    ) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor, tf.Tensor]:
-        """Returns weight·loss of each entry, the losses of layers, metric sums, and weights.
-
-        Arguments and errors are those of `__call__`.
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns weight·loss of each entry, the metric sums, and the weights; see `__call__`.
 
         Returns:
-          Weighted losses, [batch, …]; losses of layers times the sum of the weights, [] each; the
-          metric sums; and the weights, [batch, …].
+          Weighted losses, [batch, …]; the metric sums; and the weights, [batch, …].
         """
         form = self.form(training)
         features = dict(features)
         example_weight = features.pop("weight")
-        names = [name for name in names_resembling_weight(features) if name not in form.read]
-        watched = {name: tf.identity(features[name]) for name in names}  # that only the task reads
         if (current := microbatch.current()) is not None:
             current.placing = form.placing
-        output = self.function({**features, **watched}, training)
-        if watched and not tf.executing_eagerly():
-            check_read(watched, type(self.task).__name__, output)
+        output = self.function(features, training)
         self.check(output, example_weight.shape[0])
+        if {"loss", *output.metrics} != set(form.metrics.metrics):
+            raise ConfigError(
+                f"{self.where} must always return the metrics {list(form.metrics.metrics[1:])}, "
+                f"but it returned {list(output.metrics)}."
+            )
         # Weights and sums need more than half precision.
         half = output.loss.dtype in (tf.float16, tf.bfloat16)
         loss = tf.cast(output.loss, tf.float32) if half else output.loss
@@ -188,57 +172,40 @@ class Loss:
         if output.weight is not None:
             weight *= with_rank(tf.cast(output.weight, loss.dtype), loss.shape.rank)
         # If all weights are the constant 1, forward and backward pass skip the multiplication.
-        is_one = output.weight is None and _is_constant_one(example_weight)
+        value: Any = tf.get_static_value(example_weight)
+        is_one = output.weight is None and value is not None and bool((value == 1).all())
         weighed = loss if is_one else tf.math.multiply_no_nan(loss, weight)
-        # A layer's loss is a mean over the replica's examples and gets their total weight.
-        of_layers = [
-            tf.reduce_sum(weight) * tf.cast(own_loss, loss.dtype)
-            for own_loss in (self._losses_of_layers() if training else ())
-        ]
-        self._check_names(output, form.metrics)
         sums = sums_of(form.metrics, loss, output, None if is_one else weight, example_weight)
-        return weighed, of_layers, sums, weight
+        return weighed, sums, weight
 
-    def _losses_of_layers(self) -> Sequence[tf.Tensor]:
-        """Returns the losses from `add_loss` or activity regularizers in the last call."""
-        if self._own_step:
-            own = [loss for layer in layers_of(self.task) for loss in layer._losses]
-        else:
-            own = _losses_without_penalties(self.task.model)
-        if own and self._own_step:
+    def losses_of_layers(self) -> Sequence[tf.Tensor]:
+        """Returns the losses from `add_loss` or activity regularizers in the last call.
+
+        Raises:
+          ConfigError: If they would depend on the number of replicas.
+        """
+        if has_step(self.task):
             # A loss may call a model several times, and Keras keeps the losses of the last call.
+            own = [loss for layer in layers_of(self.task) for loss in layer._losses]
+            refused = "in a task with a `step`" if own else None
+        else:
+            # Keras lists penalties on weights last, which `add_regularization` adds once.
+            model, current = self.task.model, microbatch.current()
+            penalized = [v for v in model.trainable_variables if v.regularizer is not None]
+            own = model.losses[: len(model.losses) - len(penalized)]
+            alone = current is None or current.own_moments or self._replicas == 1
+            refused = None
+            if own and current is not None and current.mask is not None:
+                refused = "with padding or weights, since they are means over all rows of a replica"
+            elif own and not alone and any(map(has_global_moments, model._flatten_layers())):
+                # While one replica waits at a collective, the others overwrite Keras's list.
+                refused = "with BatchNormalization over several replicas, which Keras mixes up"
+        if refused:
             raise ConfigError(
-                f"{self.where}: a model has losses of its own (add_loss, or an activity "
-                "regularizer), which a task with a `step` must not have. Return these losses from "
-                "the task instead."
-            )
-        current = microbatch.current()
-        alone = current is None or current.own_moments or self._replicas == 1
-        if own and not alone and any(map(has_global_moments, self.task.model._flatten_layers())):
-            # While one replica waits at a collective, the others overwrite Keras's list of losses.
-            raise ConfigError(
-                "The model has losses of its own (add_loss, or an activity regularizer) together "
-                "with BatchNormalization over the global batch, and Keras mixes up such losses on "
-                "several replicas. Return these losses from the task instead, or set "
-                "Trainer.batch_moments = 'per_replica'."
-            )
-        if own and current is not None and current.mask is not None:
-            raise ConfigError(
-                "The model has losses of its own (add_loss, or an activity regularizer), which are "
-                "means over all rows of a replica, padding included, so that they would depend on "
-                "the number of replicas. Return them from the task, or use a batch size that "
-                "divides the number of examples, without weights."
+                f"{self.where}: the model has losses of its own (add_loss, or an activity "
+                f"regularizer), which is impossible {refused}. Return these losses from the task."
             )
         return own
-
-    def _check_names(self, output: PerExample, metrics: MetricSums) -> None:
-        if {"loss", *output.metrics} != set(metrics.metrics):
-            raise ConfigError(
-                f"{self.where} must always return the same metrics, but it returned "
-                f"{', '.join(output.metrics) or '(none)'}; before training it returned "
-                f"{', '.join(metrics.metrics[1:]) or '(none)'}. Metric names may depend on "
-                "`training` alone."
-            )
 
     def check(self, output: PerExample, batch: int) -> None:
         """Checks types and shapes of what the loss returned for a number of rows.
@@ -253,38 +220,50 @@ class Loss:
                 f"{type(output).__name__}."
             )
         check_kinds(output, name)
-        if output.loss.shape.rank == 0:
+        shape = output.loss.shape
+        if shape.rank == 0 or shape[0] != batch:
+            got = f"shape {tuple(shape)}" if shape.rank else "a scalar loss"
             raise ConfigError(
-                f"{name} must return one loss for each example, shape [batch], got a scalar loss. "
-                "Padding, masks and several replicas are weighted per example. Remove the "
-                "reduce_mean, create a Keras loss with reduction=None, and give one such as Dice "
-                "an axis without the batch: axis=(1, 2, 3)."
+                f"{name} must return one loss for each example, shape [{batch}, …] for this batch, "
+                f"got {got}. Remove the reduce_mean, give a Keras loss reduction=None, and one "
+                "such as Dice an axis without the batch: axis=(1, 2, 3)."
             )
-        if output.loss.shape[0] != batch:
+        if output.weight is not None and not broadcasts(output.weight.shape, shape):
             raise ConfigError(
-                f"{name} must return losses whose first dimension is the batch, {batch}, got shape "
-                f"{tuple(output.loss.shape)}. Reduce over the other dimensions alone."
-            )
-        if output.weight is not None and not broadcasts(output.weight.shape, output.loss.shape):
-            raise ConfigError(
-                f"{name} must return one weight for each loss, or for the first dimensions of the "
-                f"losses, got weights of shape {tuple(output.weight.shape)} and losses of shape "
-                f"{tuple(output.loss.shape)}. Return weights [{batch}], one for each example."
+                f"{name} must return one weight for each loss or example, got weights of shape "
+                f"{tuple(output.weight.shape)} and losses of shape {tuple(shape)}."
             )
         check_metrics(output, name, batch)
 
 
-def _losses_without_penalties(model: keras.Model) -> list[tf.Tensor]:
-    """Returns the losses of a model's layers in its last call.
+@dataclasses.dataclass
+class Values:
+    """A function of the examples in the form of a loss, with one value for each entry.
 
-    Keras lists the penalties on weights last. They do not depend on the examples and are added once
-    after the all-reduce (ddl.step.gradients.add_regularization).
+    Attributes:
+      function: The function.
+      where: Description of the caller, for errors.
+      like: A result of the function, which tells shape and dtype; None before the first call.
     """
-    losses = model.losses
-    penalized = [v for v in model.trainable_variables if v.regularizer is not None]
-    return losses[: len(losses) - len(penalized)]
 
+    function: OfExamples
+    where: str = dataclasses.field(compare=False)
+    like: Any = dataclasses.field(default=None, compare=False)
 
-def _is_constant_one(weight: tf.Tensor) -> bool:
-    value: Any = tf.get_static_value(weight)
-    return value is not None and bool((value == 1).all())
+    def __post_init__(self) -> None:
+        self.__name__ = getattr(self.function, "__name__", "")
+
+    def __call__(self, features: dict[str, Any], training: bool) -> PerExample:
+        """Returns the values as losses, [batch, entries].
+
+        Raises:
+          ConfigError: If they are no float tensor with a value for each example.
+        """
+        values = self.function(features, training)
+        if not hasattr(values, "dtype") or not tf.as_dtype(values.dtype).is_floating:
+            values = None
+        if values is None or not values.shape.rank:
+            where = f"{self.where}: the function {self.__name__!r}"
+            raise ConfigError(f"{where} must return a float tensor with the batch first.")
+        self.like = tf.TensorSpec(values.shape[1:], values.dtype)
+        return PerExample(tf.reshape(values, [values.shape[0], -1]))

@@ -10,7 +10,6 @@ order.
 """
 
 import functools
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,8 +21,6 @@ from tensorflow.python.ops import gen_math_ops
 # The graph optimizer marks the sums that it has merged with this attribute, and skips marked sums.
 _MERGED = "_grappler_ArithmeticOptimizer_AddOpsRewriteStage"
 
-_lock = threading.Lock()
-_depth = 0
 # These two make all sums of a graph: `+`, tf.add_n, the tape's and tf.distribute's. The names are
 # private to TensorFlow and checked by tests/step/test_order_of_sums.py.
 _add, _add_n = gen_math_ops.add_v2, gen_math_ops.add_n
@@ -36,17 +33,12 @@ def fixed_order_of_sums() -> Iterator[None]:
     It applies to all threads, because each replica is traced in its own thread. Integer sums are
     unchanged, since their order does not matter.
     """
-    global _depth
-    with _lock:
-        _depth += 1
-        gen_math_ops.add_v2, gen_math_ops.add_n = _marked_add, _add_two_at_a_time
+    earlier = gen_math_ops.add_v2, gen_math_ops.add_n
+    gen_math_ops.add_v2, gen_math_ops.add_n = _marked_add, _add_two_at_a_time
     try:
         yield
     finally:
-        with _lock:
-            _depth -= 1
-            if not _depth:
-                gen_math_ops.add_v2, gen_math_ops.add_n = _add, _add_n
+        gen_math_ops.add_v2, gen_math_ops.add_n = earlier
 
 
 @functools.wraps(_add)

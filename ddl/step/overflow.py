@@ -7,7 +7,8 @@ and moving statistics as they were.
 Micikevicius et al. 2018, "Mixed Precision Training".
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -78,3 +79,12 @@ class KeptValues:
 
 def _assign(variable: tf.Variable, value: tf.Tensor) -> tf.Operation:
     return variable.assign(value)
+
+
+@contextmanager
+def restored(variables: Sequence[tf.Variable], strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Restores variables on all replicas after the `with` block, in its graph."""
+    kept = KeptValues(variables, strategy) if variables else None
+    yield
+    if kept is not None:
+        kept.restore()

@@ -25,7 +25,6 @@ from ddl.errors import ConfigError, did_you_mean
 from ddl.tasks.parts import layers_of, models_of
 from ddl.tasks.task import Task
 
-_MOST_NAMES = 60
 _OF_CALLS = ("current_call_ctx", "autocast_scope")
 """Names of the state of a thread that Keras's layers read from the calls around them."""
 
@@ -35,9 +34,9 @@ class Remat:
     """Selects the layers that the backward pass computes again.
 
     Attributes:
-      layers: Patterns of names of layers, such as "block_*", of which one must match; with a slash,
-        patterns of the end of a path, such as "encoder/block_*". A layer within a layer that
-        matches belongs to the outer one. Embeddings are never computed again.
+      layers: Patterns of names of layers, such as "block_*", of which one must match. A layer
+        within a layer that matches belongs to the outer one. Embeddings are never computed again:
+        a lookup keeps nothing.
 
     Raises:
       ConfigError: If there is no pattern.
@@ -56,20 +55,6 @@ class Remat:
     def patterns(self) -> tuple[str, ...]:
         """The patterns of `layers`."""
         return (self.layers,) if isinstance(self.layers, str) else tuple(self.layers)
-
-    def matching(self, path: str) -> list[str]:
-        """Returns the patterns that match a layer.
-
-        Args:
-          path: Names of the layer and of the layers around it, outermost first, with slashes.
-        """
-        name = path.rpartition("/")[2]
-        return [
-            pattern
-            for pattern in self.patterns
-            if fnmatch.fnmatchcase(name, pattern)
-            or ("/" in pattern and fnmatch.fnmatchcase(f"/{path}", f"*/{pattern}"))
-        ]
 
 
 def recomputed(rule: Remat, task: Task, strategy: tf.distribute.Strategy) -> Mapping[int, str]:
@@ -92,50 +77,35 @@ def recomputed(rule: Remat, task: Task, strategy: tf.distribute.Strategy) -> Map
             f"{type(strategy).__name__}, where other workers change them. Leave Trainer.remat "
             "out, or choose another --strategy, such as multi_worker_mirrored."
         )
-    paths: list[str] = []
-    chosen: dict[int, tuple[str, keras.layers.Layer]] = {}
     models = list(models_of(task).values())
-    inner = {id(x) for model in models for x in model._flatten_layers(include_self=False)}
-    others = [x for x in layers_of(task) if id(x) not in inner and not isinstance(x, keras.Model)]
-    for root in (*models, *others):
-        for path, layer in _walk(root, "", rule, paths, is_root=root in models):
-            chosen[id(layer)] = path, layer
+    layers = [
+        x for x in layers_of(task) if x not in models and not isinstance(x, keras.layers.Embedding)
+    ]
+    found: dict[int, str] = {}
+    within: set[int] = set()
     for pattern in rule.patterns:
-        if not any(pattern in rule.matching(path) for path in paths):
-            names = list(dict.fromkeys(paths))
-            more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        chosen = [x for x in layers if fnmatch.fnmatchcase(x.name, pattern)]
+        if not chosen:
+            names = [layer.name for layer in layers]
             raise ConfigError(
-                f"Remat.layers must match layers of the task, but {pattern!r} matches none."
-                f"{did_you_mean(pattern, names)} The layers, without embeddings, which are never "
-                f"recomputed: {', '.join(names[:_MOST_NAMES]) or '(none)'}{more}."
+                f"Remat.layers must match layers of the task, but {pattern!r} matches none of "
+                f"{', '.join(names):.900}.{did_you_mean(pattern, names)}"
             )
-    for path, layer in chosen.values():
-        if any(isinstance(x, keras.layers.BatchNormalization) for x in layer._flatten_layers()):
-            raise ConfigError(
-                f"Remat.layers matches {path!r}, which holds BatchNormalization: the second "
-                "computation would take its moments again. Match layers without it."
-            )
+        for layer in chosen:
+            found[id(layer)] = layer.name
+            inner = layer._flatten_layers(include_self=False)
+            within |= {id(x) for x in inner}
+            if any(isinstance(x, keras.layers.BatchNormalization) for x in layer._flatten_layers()):
+                raise ConfigError(
+                    f"Remat.layers matches {layer.name!r}, which holds BatchNormalization: the "
+                    "second computation would take its moments again. Match layers without it."
+                )
+    for layer in layers:
         own = vars(layer).get("call")
-        if not (isinstance(own, functools.partial) and own.func is _call):
+        if id(layer) in found and id(layer) not in within and not hasattr(own, "recomputes"):
             layer.call = functools.partial(_call, layer, own)
-    return {key: path for key, (path, _) in chosen.items()}
-
-
-def _walk(
-    layer: Any, path: str, rule: Remat, paths: list[str], *, is_root: bool
-) -> Iterator[tuple[str, keras.layers.Layer]]:
-    """Yields the outermost layers that match, with their paths; adds all paths to a list."""
-    # A table is never computed again: a lookup keeps nothing.
-    if isinstance(layer, keras.layers.Embedding | keras.layers.InputLayer):
-        return
-    if not is_root:
-        path = f"{path}/{layer.name}" if path else layer.name
-        paths.append(path)
-        if rule.matching(path):
-            yield path, layer
-            return
-    for one in layer._flatten_layers(include_self=False, recursive=False):
-        yield from _walk(one, path, rule, paths, is_root=False)
+            layer.call.recomputes = True
+    return {key: name for key, name in found.items() if key not in within}
 
 
 def _call(layer: keras.layers.Layer, own: Any, *args: Any, **kwargs: Any) -> Any:
@@ -150,7 +120,8 @@ def _call(layer: keras.layers.Layer, own: Any, *args: Any, **kwargs: Any) -> Any
         return function(*args, **kwargs)
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor)]
     variables = [v for v in layer.variables if "float" in v.dtype]
-    draws, calls = current.copied(), _state_of_calls()
+    draws = current.copied()
+    calls = {name: copy.copy(global_state.get_global_attribute(name)) for name in _OF_CALLS}
     structure: list[Any] = []
 
     def compute(given: Sequence[tf.Tensor], values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -159,7 +130,8 @@ def _call(layer: keras.layers.Layer, own: Any, *args: Any, **kwargs: Any) -> Any
             set_keras_mask(value, get_keras_mask(leaves[place]))
             replaced[place] = value
         own_args, own_kwargs = keras.tree.pack_sequence_as((args, kwargs), replaced)
-        with _Values(layer, list(zip(variables, values, strict=True))):
+        pairs = list(zip(variables, values, strict=True))
+        with _Values(pairs, initialize_variables=False):
             outputs = function(*own_args, **own_kwargs)
         structure[:] = [outputs]
         return list(keras.tree.flatten(outputs))
@@ -190,22 +162,11 @@ def _call(layer: keras.layers.Layer, own: Any, *args: Any, **kwargs: Any) -> Any
 class _Values(keras.StatelessScope):
     """Gives variables of a layer values within the `with` block, and refuses changes of them."""
 
-    def __init__(
-        self, layer: keras.layers.Layer, values: Sequence[tuple[keras.Variable, tf.Tensor]]
-    ):
-        super().__init__(values, initialize_variables=False)
-        self._layer = layer
-
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
         raise ConfigError(
-            f"{self._layer.name!r} changes its variable {update[0].path} in the forward pass, so "
-            "the backward pass must not compute it again. Leave the layer out of Remat.layers."
+            f"A layer changes its variable {update[0].path} in the forward pass, so the backward "
+            "pass must not compute it again. Leave the layer out of Remat.layers."
         )
-
-
-def _state_of_calls() -> dict[str, Any]:
-    """Returns what the calls around this one tell a layer, such as whether it trains."""
-    return {name: copy.copy(global_state.get_global_attribute(name)) for name in _OF_CALLS}
 
 
 @contextmanager

@@ -1,8 +1,16 @@
-"""The training state other than model and optimizer."""
+"""The state, the passes and the results of an update."""
 
-from typing import NamedTuple
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
+
+from ddl.data.batch import Batch
+from ddl.errors import ConfigError
+
+OfExample: TypeAlias = Callable[[list[tf.Tensor]], list[tf.Tensor]]
+"""Changes the gradients of one example, a tensor of each variable's shape."""
 
 
 class TrainingState(NamedTuple):
@@ -86,3 +94,80 @@ class TrainingState(NamedTuple):
             sums=tf.zeros_like(self.sums),
             gradient_norms=tf.zeros_like(self.gradient_norms),
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class StepBatch:
+    """A global batch, as a step gets it and passes it to the verbs.
+
+    Attributes:
+      source: Name of its source; "" if the Trainer has a single one.
+      place: Its place among the batches of the source in the update.
+      batch: All batches of the source in the update.
+    """
+
+    source: str
+    place: int
+    batch: Batch
+
+    def __getitem__(self, feature: Any) -> Any:
+        """Raises ConfigError: a step cannot read examples itself."""
+        raise ConfigError(
+            f"A step cannot read batch[{feature!r}]: each replica has its own rows of the batch. "
+            "Read the features in a loss, a method of (features, training) that returns a "
+            "ddl.PerExample, and pass it: update.minimize(self.loss, batch)."
+        )
+
+
+class Pass(NamedTuple):
+    """A forward pass over a global batch.
+
+    Attributes:
+      batch: The batch.
+      state: The state before the update.
+      draws: Number of the pass, which has random numbers of its own.
+      each: Changes the gradients of each example before they are added up, or None.
+    """
+
+    batch: StepBatch
+    state: TrainingState
+    draws: int = 0
+    each: OfExample | None = None
+
+
+class Results:
+    """The results of the verbs of an update so far.
+
+    Attributes:
+      finite: Whether all values so far are finite, bool []; None without loss scaling.
+      sums: Metric sums of each loss outside of `moved`, by its name.
+      sums_moved: Those within `moved`.
+      norms: Sum and number of the gradient norms of each optimizer, float64 [2], by its name.
+    """
+
+    def __init__(self) -> None:
+        self.finite: tf.Tensor | None = None
+        self.sums: dict[str, tf.Tensor] = {}
+        self.sums_moved: dict[str, tf.Tensor] = {}
+        self.norms: dict[str, tf.Tensor] = {}
+
+    def check(self, finite: tf.Tensor | None) -> None:
+        """Adds a check for overflow, on which the update then depends; None adds none."""
+        if finite is not None:
+            self.finite = finite if self.finite is None else self.finite & finite
+
+    def tensors(self) -> dict[str, Any]:
+        """Returns all of it as a structure that a branch can return."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    def add(self, tensors: Mapping[str, Any]) -> None:
+        """Adds what a branch has computed."""
+        self.check(tensors.get("finite"))
+        for kind in ("sums", "sums_moved", "norms"):
+            for name, value in tensors[kind].items():
+                add_to(getattr(self, kind), name, value)
+
+
+def add_to(sums: dict[str, tf.Tensor], name: str, value: tf.Tensor) -> None:
+    """Adds a value to that of the name, if there is one."""
+    sums[name] = sums[name] + value if name in sums else value

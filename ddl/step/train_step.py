@@ -2,44 +2,70 @@
 
     cross-replica   the step                        its gradients, each reduced and divided once
     cross-replica   finite?                         one check of each sum; if not, skip and undo
-    replica         clip, apply                     the same on every replica
+    replica         penalties, clip, apply          the same on every replica
     cross-replica   average of the weights          once per update that is not skipped
 
 The built-in step is `update.minimize(task.per_example, batch)`.
 """
 
 import dataclasses
-import functools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from ddl.data.batch import Batch
 from ddl.data.pipeline import BatchPipeline
-from ddl.errors import ConfigError
+from ddl.optimizers.checks import refusing_reductions
+from ddl.optimizers.fused import by_kernels
 from ddl.precision import LossScale
-from ddl.step.applying import OptimizerPart, apply
-from ddl.step.compiled.compiler import Compiler
-from ddl.step.effects.repetition import warn_of_unordered_sums
-from ddl.step.effects.written import written_in
-from ddl.step.global_gradient import GlobalGradient, Reduced
+from ddl.step import gradients as gradient_path
+from ddl.step.compiled import Compiler
+from ddl.step.global_gradient import GlobalGradient
+from ddl.step.gradients import Gradient, trainable_variables
 from ddl.step.loss import Loss
 from ddl.step.metric_sums import SumsOfLosses
 from ddl.step.moving_statistics import Statistics
 from ddl.step.order_of_sums import fixed_order_of_sums
 from ddl.step.overflow import KeptValues, all_finite, unless_overflow
-from ddl.step.planning import BUILT_IN, Plan
-from ddl.step.sharding import Sharding
-from ddl.step.state import TrainingState
-from ddl.step.verbs.batches import StepBatch
-from ddl.step.verbs.each_example import OfExample
-from ddl.step.verbs.gradients import Gradients
-from ddl.step.verbs.update import Results, Update, run_own_step
+from ddl.step.planning import BUILT_IN, Plan, does_other_things
+from ddl.step.sharding import Sharding, apply_to_shares
+from ddl.step.state import Pass, Results, StepBatch, TrainingState
+from ddl.step.update import Update
 from ddl.step.weight_average import WeightAverages
-from ddl.tasks.parts import layers_of
 from ddl.tasks.task import LossFunction, Task, has_step
+
+
+class OptimizerPart(NamedTuple):
+    """The part of a gradient that an optimizer updates.
+
+    Attributes:
+      optimizer: The optimizer.
+      places: Places of its variables in the gradient.
+      frozen_until: First step at which it updates its variables.
+    """
+
+    optimizer: keras.optimizers.Optimizer
+    places: Sequence[int]
+    frozen_until: int = 0
+
+    def unless_frozen(self, step: tf.Tensor, update: Callable[[], Any]) -> None:
+        """Calls a function that updates variables, unless frozen. Cross-replica context.
+
+        Args:
+          step: Number of updates made before this one, int64 [].
+          update: The function.
+        """
+        if not self.frozen_until:
+            update()
+            return
+
+        def updated() -> tf.Tensor:
+            update()
+            return tf.constant(True)
+
+        tf.cond(step >= self.frozen_until, updated, lambda: tf.constant(False))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +94,7 @@ class TrainStep:
     loss_scale: LossScale | None
 
     writes = True
-    """Whether verbs write variables (`ddl.step.verbs.update.Engine`)."""
+    """Whether verbs write variables; a rehearsal writes none."""
 
     @property
     def strategy(self) -> tf.distribute.Strategy:
@@ -130,15 +156,6 @@ class TrainStep:
         """Whether XLA compiles an update as one piece."""
         return self.compiler.is_whole
 
-    @property
-    def needs_own_graph(self) -> bool:
-        """Whether a loop runs each update in a graph of its own: the all-reduce overlaps there.
-
-        With several microbatches, `GlobalGradient` instead puts each microbatch in its own graph.
-        """
-        every = (*self.plan.losses.values(), *self.plan.means.values())
-        return any(one.needs_own_graph for one in every) and self.gradient.microbatches == 1
-
     @fixed_order_of_sums()
     def __call__(self, batches: Mapping[str, Batch], state: TrainingState) -> TrainingState:
         """Makes one update and returns the next state. Cross-replica context, in a graph.
@@ -150,84 +167,53 @@ class TrainStep:
         Raises:
           ConfigError: If the task cannot be trained; while tracing.
         """
-        made = lambda: self._made(batches, state)  # noqa: E731
+
+        def made() -> TrainingState:
+            run = self._own_step if has_step(self.task) else self._built_in_step
+            results = run(batches, state)
+            return self.compiler(lambda: self._next_state(state, results))
+
         return self.compiler.whole(lambda: self.compiler(made), made) if self.is_whole else made()
 
-    def _made(self, batches: Mapping[str, Batch], state: TrainingState) -> TrainingState:
-        """Makes the update of `__call__`, one replica's in one piece that XLA compiles."""
-        if not has_step(self.task):
-            results = self._built_in(batches, state)
-        elif self.loss_scale is None:
-            results = self._own(batches, state)
-            self._move_averages(state)
-        else:
-            results = self._own_or_undone(batches, state)
-        warn_of_unordered_sums(tf.compat.v1.get_default_graph())
-        return self.compiler(lambda: self._next_state(state, results))
-
-    def _built_in(self, batches: Mapping[str, Batch], state: TrainingState) -> Results:
+    def _built_in_step(self, batches: Mapping[str, Batch], state: TrainingState) -> Results:
         """Makes the built-in update, which changes nothing if a gradient overflows."""
-        kept = None
-        if self.loss_scale is not None:
-            kept = KeptValues(self.statistics, self.strategy)
-        update = Update(self, state, batches)
+        kept = None if self.loss_scale is None else KeptValues(self.statistics, self.strategy)
+        variables = trainable_variables(self.task.model)
+        made = Pass(StepBatch("", 0, batches[""]), state)
+        reduced = self.gradient(self.plan.losses[BUILT_IN], variables, made, in_shares=True)
+        (name,) = self.optimizer_names
 
-        def step(update: Update, batch: StepBatch) -> None:
-            gradients = update.gradients_to_apply(self.task.per_example, batch, BUILT_IN)
+        def change() -> tf.Tensor:
+            norm = self.apply(name, variables, reduced.values, reduced.factor, state)
+            self._move_averages(state)
+            return norm
 
-            def change() -> tf.Tensor:
-                norm = self.apply(self.optimizer_names[0], gradients, state, in_branch=False)
-                self._move_averages(state)
-                return norm
-
-            finite = update.results.finite
-            if kept is None or finite is None:
-                norm = change()
-            else:
-                norm = unless_overflow(self.strategy, finite, change, kept.restore)
-            update.results.norms[self.optimizer_names[0]] = tf.stack([norm, tf.ones_like(norm)])
-
-        return update.run(step)
-
-    def _own(self, batches: Mapping[str, Batch], state: TrainingState) -> Results:
-        """Makes an update by the task's own step."""
-        update = Update(self, state, batches)
-        results = update.run(functools.partial(run_own_step, self.task))
-        if update.batches.taken != self.plan.batches:
-            raise ConfigError(
-                f"{type(self.task).__name__}.step must read the same batches in each trace, got "
-                f"{update.batches.taken}, and {dict(self.plan.batches)} when the Trainer was made. "
-                "Call update.next as often each time."
-            )
+        if kept is None or reduced.finite is None:
+            norm = change()
+        else:
+            norm = unless_overflow(self.strategy, reduced.finite, change, kept.restore)
+        results = Results()
+        results.finite, results.sums[BUILT_IN] = reduced.finite, reduced.sums
+        results.norms[name] = tf.stack([norm, tf.ones_like(norm)])
         return results
 
-    def _own_or_undone(self, batches: Mapping[str, Batch], state: TrainingState) -> Results:
-        """Makes an update by the task's own step, and undoes it if a gradient overflowed.
-
-        The step is traced as a function, which tells the variables to keep before it runs.
-        """
-        results = Results()
-
-        @tf.function(autograph=False)
-        def step() -> dict[str, Any]:
-            return self._own(batches, state).tensors()
-
-        traced = step.get_concrete_function()
-        optimizers = self.optimizers.values()
-        saved = [
-            *(v.value for layer in layers_of(self.task) for v in layer.variables),
-            *(v.value for one in optimizers for v in one.variables),
-            *self.plan.own,
-        ]
-        kept = KeptValues(written_in(traced.graph, saved), self.strategy)
-        results.add(traced())
+    def _own_step(self, batches: Mapping[str, Batch], state: TrainingState) -> Results:
+        """Makes an update by the task's own step, and undoes it if a gradient overflowed."""
+        kept = None
+        if self.loss_scale is not None:
+            kept = KeptValues(self.plan.written, self.strategy)
+        update = Update(self, state, batches)
+        update.run(self.task)
+        if update.taken != self.plan.batches:
+            raise does_other_things(f"reads the batches {update.taken}")
+        results = update.results
 
         def keep() -> tf.Tensor:
             self._move_averages(state)
             return tf.zeros([], tf.float64)
 
-        if results.finite is None:
-            self._move_averages(state)
+        if kept is None or results.finite is None:
+            keep()
         else:
             unless_overflow(self.strategy, results.finite, keep, kept.restore)
         return results
@@ -269,30 +255,12 @@ class TrainStep:
         """Returns the loss of a name, for the function of this trace."""
         known = self.plan.means if is_mean else self.plan.losses
         if name not in known:
-            raise ConfigError(
-                f"{type(self.task).__name__}.step uses the loss {name!r}, which it did not use "
-                "when the Trainer was made. A step must call the same losses in each trace."
-            )
+            raise does_other_things(f"uses the loss {name!r}")
         return known[name].of(function)
 
-    def gradients(
-        self,
-        loss: Loss,
-        variables: Sequence[keras.Variable],
-        batch: StepBatch,
-        state: TrainingState,
-        draws: int,
-        each: OfExample | None,
-        alone: bool,
-    ) -> Reduced:
-        """Returns the gradient of a loss over the global batch."""
-        return self.gradient(loss, variables, batch, state, draws, each, in_shares=alone)
-
-    def sums(
-        self, loss: Loss, batch: StepBatch, state: TrainingState, draws: int
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def sums(self, loss: Loss, made: Pass) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the weighted sums of a function of the examples, and the sum of the weights."""
-        return self.gradient.sums(loss, batch, state, draws)
+        return self.gradient.sums(loss, made)
 
     def finite(self, values: Sequence[Any]) -> tf.Tensor | None:
         """Returns whether values are finite, bool []; None without loss scaling."""
@@ -302,19 +270,91 @@ class TrainStep:
         return all_finite([results(value)[0] for value in values])
 
     def apply(
-        self, optimizer: str, gradients: Gradients, state: TrainingState, in_branch: bool
+        self,
+        optimizer: str,
+        variables: Sequence[keras.Variable],
+        values: Any,
+        factor: tf.Tensor | None,
+        state: TrainingState,
     ) -> tf.Tensor:
-        """Applies gradients; returns their norm before clipping, float64 []."""
-        groups = self.plan.groups[optimizer]
+        """Applies a gradient: penalties → clipping → optimizers. Cross-replica context.
+
+        Parameter groups share one gradient: penalties and clipping see all of it, and each
+        optimizer then updates the variables of its group.
+
+        Args:
+          optimizer: Name of the optimizer in the step.
+          variables: The variables.
+          values: The gradient, one value for each; or in shares.
+          factor: A factor that is missing in it, [], or None.
+          state: The state before the update.
+
+        Returns:
+          The global norm before clipping, float64 []; 0 without a limit of the norm. Frozen parts
+          do not count in it.
+        """
+        groups, clip, step = self.plan.groups[optimizer], self.clips[optimizer], state.step
         parts = [
             OptimizerPart(self.optimizers[name], places, groups[name].frozen_until)
-            for name, places in self.plan.places(optimizer, gradients.variables).items()
+            for name, places in self.plan.places(optimizer, variables).items()
         ]
-        with tf.name_scope("ddl_update"):
-            return apply(
-                *(self.strategy, gradients, parts, self.clips[optimizer]),
-                *(state.step, self.compiler, self.sharding),
+        optimizers = [part.optimizer for part in parts]
+
+        def clipped(own: list[Gradient], factor: tf.Tensor | None) -> tuple[Any, tf.Tensor]:
+            if factor is not None:
+                own = gradient_path.multiply(own, factor)
+            own = gradient_path.add_regularization(own, variables)
+            norm = tf.zeros([], tf.float64)
+            if clip is not None:
+                frozen = any(part.frozen_until for part in parts)
+                squared = _squared_norm(own, parts, step) if frozen else None
+                own, norm = gradient_path.clip_by_global_norm(own, clip, squared)
+            return own, tf.cast(norm, tf.float64)
+
+        def update(part: OptimizerPart, own: list[Gradient]) -> None:
+            pairs = [(own[place], variables[place]) for place in part.places]
+            # Not `apply`: a user's may override either, and `apply_gradients` calls `apply`.
+            part.optimizer.apply_gradients(pairs)
+
+        def clipped_and_applied(own: list[Gradient], factor: tf.Tensor | None) -> tf.Tensor:
+            own, norm = clipped(own, factor)
+            for part in parts:
+                update(part, own)
+            return norm
+
+        def run(function: Callable[..., Any], *args: Any) -> Any:
+            return self.strategy.run(
+                lambda *own: self.compiler.of_update(lambda: function(*own), variables, optimizers),
+                args=args,
             )
 
-    def note_average(self, targets: Sequence[tf.Variable]) -> None:
-        """Does nothing: the rehearsal has noted them."""
+        with tf.name_scope("ddl_update"):
+            if self.sharding is not None:
+                return apply_to_shares(
+                    *(self.sharding, values, factor, variables, parts, clip, step, self.compiler)
+                )
+            # `with_each_row_once` has merged the rows.
+            with refusing_reductions(self.strategy), by_kernels(optimizers):
+                if any(part.frozen_until for part in parts):
+                    limited, norms = run(clipped, values, factor)
+                    for part in parts:
+                        part.unless_frozen(
+                            step,
+                            lambda part=part: run(lambda own: update(part, own), limited),  # type: ignore[misc]
+                        )
+                else:
+                    norms = run(clipped_and_applied, values, factor)
+            return self.strategy.experimental_local_results(norms)[0]
+
+
+def _squared_norm(
+    gradients: Sequence[Gradient], parts: Sequence[OptimizerPart], step: tf.Tensor
+) -> tf.Tensor:
+    """Returns the squared global norm of the parts that are not frozen. Replica context."""
+    widest = gradient_path.widest(gradients)
+    squares = []
+    for part in parts:
+        square = gradient_path.squared_norm([gradients[place] for place in part.places])
+        is_active = tf.cast(step >= part.frozen_until, square.dtype)
+        squares.append(tf.cast(tf.math.multiply_no_nan(square, is_active), widest))
+    return tf.add_n(squares)

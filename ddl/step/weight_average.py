@@ -1,17 +1,16 @@
 """An exponential moving average of the weights, which often evaluates better than the weights."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 
-from ddl.distribution.path import path_of
 from ddl.errors import ConfigError
-from ddl.step.compiled.compiler import Compiler
+from ddl.step.compiled import Compiler
 from ddl.step.moving_statistics import restoring
-from ddl.step.packing import Packed
 
 AVERAGE_PREFIX = "average/"
 """Prefix of the name of an average, before the name of its weight."""
@@ -46,20 +45,10 @@ class ExponentialMovingAverage:
     def __str__(self) -> str:
         return f"decay {self.decay:g}{', with a warm-up' if self.warm_up else ''}"
 
-    def decay_at(self, update: tf.Tensor) -> tf.Tensor:
-        """Returns the decay, float64 [], of update number `update`, int64 [], counted from 1."""
-        decay = tf.constant(self.decay, tf.float64)
-        if not self.warm_up:
-            return decay
-        count = tf.cast(update, tf.float64)
-        return tf.minimum(decay, (1 + count) / (10 + count))
-
-    def step_at(self, update: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-        """Returns 1 - `decay_at`, of a dtype [], with few operations and other rounding."""
+    def share_at(self, update: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+        """Returns 1 - d, of a dtype [], of update number `update`, int64 [], counted from 1."""
         least = tf.constant(1 - self.decay, dtype)
-        if not self.warm_up:
-            return least
-        return tf.maximum(least, 9 / tf.cast(update + 10, dtype))
+        return tf.maximum(least, 9 / tf.cast(update + 10, dtype)) if self.warm_up else least
 
 
 class WeightAverages:
@@ -85,12 +74,8 @@ class WeightAverages:
         self._weights = list(weights)
         with strategy.scope():
             self.variables = [
-                tf.Variable(
-                    weight,
-                    trainable=False,
-                    name=f"{AVERAGE_PREFIX}{weight.name.split(':')[0]}",
-                )
-                for weight in self._weights
+                tf.Variable(v, trainable=False, name=f"{AVERAGE_PREFIX}{v.name.split(':')[0]}")
+                for v in self._weights
             ]
 
     def update(self, update: tf.Tensor, compiler: Compiler) -> None:
@@ -100,61 +85,34 @@ class WeightAverages:
           update: Number of the update that was made, int64 [], counted from 1.
           compiler: Compiles what each replica does, or not.
         """
-        if path_of(self._strategy).packs_tensors or compiler.is_on:
-            narrow = all(variable.dtype == tf.float32 for variable in self.variables)
-            step = self.rule.step_at(update, tf.float32 if narrow else tf.float64)
-            self._strategy.extended.update(
-                self.variables[0],
-                lambda _, step: compiler(lambda: self._move_buffers(step)),
-                args=(step,),
-                group=False,
+        dtypes = {variable.dtype for variable in self.variables}
+        shares = {dtype: self.rule.share_at(update, dtype) for dtype in dtypes}
+
+        def move(average: tf.Variable, weight: Any) -> None:
+            before, value = tf.convert_to_tensor(average), tf.convert_to_tensor(weight)
+            distance = before - value
+            if not weight.trainable:
+                # A variable that is not trained may be infinite, such as a mask; inf - inf is NaN.
+                distance = tf.where(tf.equal(value, before), tf.zeros_like(value), distance)
+            if average.dtype == tf.bfloat16:  # GPUs have no kernel for it
+                average.assign_sub(shares[average.dtype] * distance, read_value=False)
+                return
+            tf.raw_ops.ResourceApplyGradientDescent(
+                var=average.handle, alpha=shares[average.dtype], delta=distance
             )
+
+        def move_all(_: tf.Variable) -> None:
+            for pair in pairs:
+                move(*pair)
+
+        pairs = list(zip(self.variables, self._weights, strict=True))
+        change = self._strategy.extended.update
+        if compiler.is_on:  # as one piece on each replica
+            piece = lambda first: compiler(functools.partial(move_all, first))  # noqa: E731
+            change(self.variables[0], piece, group=False)
             return
-        step = 1 - self.rule.decay_at(update)
-
-        def move(average: tf.Variable, weight: tf.Tensor) -> tf.Operation:
-            return average.assign_add(tf.cast(step, average.dtype) * (weight - average))
-
-        def move_unless_equal(average: tf.Variable, weight: tf.Tensor) -> tf.Operation:
-            # A variable that is not trained may be infinite, such as a mask; inf - inf is NaN.
-            weight = tf.convert_to_tensor(weight)
-            distance = tf.where(tf.equal(weight, average), tf.zeros_like(weight), weight - average)
-            return average.assign_add(tf.cast(step, average.dtype) * distance)
-
-        for average, weight in zip(self.variables, self._weights, strict=True):
-            how = move if weight.trainable else move_unless_equal
-            self._strategy.extended.update(average, how, args=(weight,))
-
-    def _move_buffers(self, step: tf.Tensor) -> None:
-        """Moves one replica's averages as `update` does, with few kernels."""
-        averages = [tf.convert_to_tensor(average) for average in self.variables]
-        weights = [tf.convert_to_tensor(weight) for weight in self._weights]
-        packed = Packed(averages)
-        moved = list(packed.buffers)
-        pairs = zip(packed.buffers, packed.alike(weights), strict=True)
-        for number, (average, weight) in enumerate(pairs):
-            group = packed.places[number]
-            distance = average - weight
-            if not all(self._weights[place].trainable for place in group):
-                # See `move_unless_equal`.
-                equal = tf.equal(weight, average)
-                distance = tf.where(equal, tf.zeros_like(distance), distance)
-            own = tf.cast(step, average.dtype)
-            if len(group) == 1 and average.dtype != tf.bfloat16:  # GPUs have no kernel for it
-                tf.raw_ops.ResourceApplyGradientDescent(
-                    var=self.variables[group[0]].handle, alpha=own, delta=distance
-                )
-            else:
-                moved[number] = average - own * distance
-        values = packed.unpacked(moved, True)
-        for variable, value, before in zip(self.variables, values, averages, strict=True):
-            if value is not before:
-                tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
-
-    def of(self, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
-        """Returns the averages of the given model variables."""
-        averages = dict(zip(map(id, self._weights), self.variables, strict=True))
-        return [averages[id(variable)] for variable in variables]
+        for average, weight in pairs:
+            change(average, move, args=(weight,), group=False)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -164,22 +122,20 @@ class WeightAverages:
         Eager, cross-replica context.
         """
         with restoring(copy for weight in self._weights for copy in self._copies(weight)):
-            for average, weight in zip(self.variables, self._weights, strict=True):
-                _assign_all(self._copies(weight), self._copies(average))
+            self._assign(self._weights, self.variables)
             yield
 
     def reset(self) -> None:
         """Sets the averages to the present values. Eager, cross-replica context."""
-        for average, weight in zip(self.variables, self._weights, strict=True):
-            _assign_all(self._copies(average), self._copies(weight))
+        self._assign(self.variables, self._weights)
+
+    def _assign(self, variables: Sequence[tf.Variable], values: Sequence[tf.Variable]) -> None:
+        """Assigns on the device of each replica, without passing through another one."""
+        for pair in zip(variables, values, strict=True):
+            for variable, value in zip(*map(self._copies, pair), strict=True):
+                with tf.device(variable.device):
+                    variable.assign(value)
 
     def _copies(self, variable: Any) -> tuple[tf.Variable, ...]:
         """Returns the copy of each replica of this worker."""
         return self._strategy.experimental_local_results(variable)
-
-
-def _assign_all(variables: Sequence[tf.Variable], values: Sequence[tf.Variable]) -> None:
-    """Assigns values to variables on the same devices, without passing through another one."""
-    for variable, value in zip(variables, values, strict=True):
-        with tf.device(variable.device):
-            variable.assign(value)

@@ -35,7 +35,6 @@ from ddl.errors import ConfigError, WorkerLost
 from ddl.output import say
 from ddl.random import batch_counter
 from ddl.step.loss import Loss
-from ddl.step.onednn import in_own_graph_if
 from ddl.step.order_of_sums import fixed_order_of_sums
 from ddl.step.state import TrainingState
 from ddl.step.train_step import TrainStep
@@ -346,7 +345,7 @@ class CoordinatedLoop:
         # A lost worker may have started this range: its batches are not computed twice.
         return tf.while_loop(
             lambda number: number < count,
-            lambda number: in_own_graph_if(self._update.needs_own_graph, lambda: updated(number)),
+            updated,
             (self._shared.begun(slot),),
             parallel_iterations=1,
         )

@@ -21,7 +21,7 @@ from ddl.precision import LossScale
 from ddl.seeds import hashed
 from ddl.step import gradients as gradient_path
 from ddl.step.all_reduce import AllReduce
-from ddl.step.compiled.compiler import Compiler
+from ddl.step.compiled import Compiler
 from ddl.step.global_gradient import GlobalGradient
 from ddl.step.gradients import Limit
 from ddl.step.loss import Loss
@@ -230,7 +230,6 @@ def build_update(
     averages = None
     if weight_average is not None:
         averages = WeightAverages(weight_average, [*trained, *statistics.floating], strategy)
-    trained_ids = set(map(id, trained))
     gradient = GlobalGradient(
         strategy=strategy,
         compiler=Compiler(jit_compile, strategy, "training"),
@@ -238,7 +237,6 @@ def build_update(
         all_reduce=all_reduce,
         scales=loss_scale is not None,
         moved_alone=Statistics(normalizing, strategy) if batch_moments == "per_replica" else None,
-        own=[v for v in plan.own if id(v) not in trained_ids],
         complete=[*plan.trained, *(v for layer in layers for v in layer.variables)]
         if has_step(task)
         else _frozen_variables(layers),

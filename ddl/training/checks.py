@@ -22,7 +22,7 @@ from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, DataError
 from ddl.optimizers.fused import updates_rows
 from ddl.precision import uses_tf32_unasked
-from ddl.step.rows.summing import table_of
+from ddl.step.rows import table_of
 from ddl.step.train_step import TrainStep
 from ddl.tasks.parts import layers_of, models_of
 from ddl.tasks.task import Task

@@ -17,7 +17,7 @@ from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, DataError
 from ddl.metrics import OfAllOutputs
 from ddl.metrics.of_all_outputs import checked_corpus_metrics
-from ddl.step.compiled.compiler import Compiler
+from ddl.step.compiled import Compiler
 from ddl.step.loss import Loss
 from ddl.step.order_of_sums import fixed_order_of_sums
 from ddl.step.state import TrainingState
@@ -161,7 +161,7 @@ class Evaluations:
         pipeline, loss, strategy = self._pipeline, self._loss, self._strategy
 
         def of_replica(batch: Batch) -> tf.Tensor:
-            return self._compiler(lambda: sums_of(pipeline, loss, batch, position, step))
+            return self._compiler.of_pass(lambda: sums_of(pipeline, loss, batch, position, step))
 
         def add_batch(turn: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             with on_host_if_placed(strategy):

@@ -19,7 +19,6 @@ from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.path import on_host, on_host_if_placed, path_of
 from ddl.distribution.workers import Workers
 from ddl.random import batch_counter
-from ddl.step.onednn import in_own_graph_if
 from ddl.step.state import TrainingState
 from ddl.step.train_step import TrainStep
 from ddl.training.device_errors import device_errors
@@ -327,17 +326,13 @@ class TrainingLoop:
     ) -> tuple[Carried, Any]:
         """Makes an update; returns the changed fields, and the next batch if it is made ahead."""
         batches = ahead or self._batches(given, before.batches, turn)
-
-        def updated() -> tuple[Carried, Any]:
-            after = self._update(batches, before)
-            # The next batch depends on no update: TensorFlow would gather it first and delay the
-            # forward pass. The control dependency makes it wait for the loss.
-            with tf.control_dependencies([after.sums]):
-                # The same number twice: an addition would be a further kernel.
-                following = after.batches if self._update.compiler.is_on else before.batches + 1
-                return self._carried(after), self._gathered_ahead(given, following)
-
-        return in_own_graph_if(self._update.needs_own_graph, updated)
+        after = self._update(batches, before)
+        # The next batch depends on no update: TensorFlow would gather it first and delay the
+        # forward pass. The control dependency makes it wait for the loss.
+        with tf.control_dependencies([after.sums]):
+            # The same number twice: an addition would be a further kernel.
+            following = after.batches if self._update.compiler.is_on else before.batches + 1
+            return self._carried(after), self._gathered_ahead(given, following)
 
     def _carried(self, state: TrainingState) -> Carried:
         """Returns the fields that change: each loop variable costs three operations per update."""

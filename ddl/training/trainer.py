@@ -19,7 +19,7 @@ from ddl.metrics import OfAllOutputs
 from ddl.optimizers.groups import Optimizers, by_name, from_keras_name
 from ddl.precision import LossScale
 from ddl.signals import deferring_interrupt
-from ddl.step.compiled.compiler import Compiler
+from ddl.step.compiled import Compiler
 from ddl.step.gradients import Limit
 from ddl.step.probes import Probes
 from ddl.step.remat import Remat

@@ -7,7 +7,7 @@ import tensorflow as tf
 from ddl.checkpoints import contents as of_checkpoints
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.precision import set_precision
-from ddl.step.sharding.shares import copied_share
+from ddl.step.sharding import copied_share
 from tests.conftest import make_strategy, save
 from tests.step.sharding.trainers import assert_close, make, memory_of, weights, whole_slots
 

@@ -17,12 +17,11 @@ from ddl import draws
 from ddl.data import BatchPipeline
 from ddl.errors import TrainingDiverged
 from ddl.step import gradients as gradient_path
-from ddl.step import overflow, train_step
+from ddl.step import overflow, sharding, train_step
 from ddl.step.all_reduce import AllReduce
 from ddl.step.global_gradient import GlobalGradient
 from ddl.step.loss import Loss
 from ddl.step.overflow import KeptValues
-from ddl.step.sharding import optimizers as sharding_optimizers
 from ddl.step.train_step import TrainStep
 from ddl.step.weight_average import WeightAverages
 from tests.contract import cases
@@ -39,15 +38,15 @@ def leave_out_the_reduce(patch: Patch) -> None:
 
 
 def reduce_again_in_the_optimizer(patch: Patch) -> None:
-    prepare = sharding_optimizers.prepare_optimizer
+    prepare = sharding.prepare_optimizer
 
     def mutated(optimizer, *arguments):
         prepare(optimizer, *arguments)
         del optimizer._all_reduce_sum_gradients
 
-    patch.setattr(sharding_optimizers, "prepare_optimizer", mutated)
+    patch.setattr(sharding, "prepare_optimizer", mutated)
     # Else the check of optimizers refuses it, before parity is asked for.
-    patch.setattr("ddl.step.applying.refusing_reductions", lambda _: contextlib.nullcontext())
+    patch.setattr("ddl.step.train_step.refusing_reductions", lambda _: contextlib.nullcontext())
 
 
 def divide_by_the_replicas_own_size(patch: Patch) -> None:
@@ -87,7 +86,7 @@ def clip_before_the_reduce(patch: Patch) -> None:
 
 
 def square_the_parts_of_a_row(patch: Patch) -> None:
-    patch.setattr("ddl.step.gradients.values.merge_duplicates", lambda gradient: gradient)
+    patch.setattr("ddl.step.gradients.merge_duplicates", lambda gradient: gradient)
 
 
 def count_padding(patch: Patch) -> None:
@@ -213,9 +212,9 @@ def never_move_the_averages(patch: Patch) -> None:
 def move_the_averages_before_the_weights(patch: Patch) -> None:
     apply, move = TrainStep.apply, TrainStep._move_averages
 
-    def mutated(self, optimizer, gradients, state, **others):
+    def mutated(self, optimizer, variables, values, factor, state):
         move(self, state)
-        return apply(self, optimizer, gradients, state, **others)
+        return apply(self, optimizer, variables, values, factor, state)
 
     patch.setattr(TrainStep, "apply", mutated)
     patch.setattr(TrainStep, "_move_averages", lambda *_: None)

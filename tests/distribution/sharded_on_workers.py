@@ -14,7 +14,7 @@ from ddl.distribution.multi_worker import leaving
 from ddl.distribution.strategies import build_strategy
 from ddl.distribution.workers import Workers
 from ddl.precision import set_precision
-from ddl.step.probes import Probes
+from ddl.step.probes import Probe
 from ddl.step.weight_average import ExponentialMovingAverage
 from ddl.training.trainer import Trainer
 
@@ -27,7 +27,7 @@ ARGUMENTS = {
 
 def main(folder: Path) -> None:
     strategy = build_strategy("auto")  # before any other operation
-    Probes._check_rows = lambda *_: None  # type: ignore[method-assign]
+    Probe.check_rows = lambda *_: None  # type: ignore[method-assign]
     from tests.step.sharding.trainers import adamw, averages, make, slot_bytes, weights
 
     def of(trainer: Trainer) -> list[np.ndarray]:

@@ -6,8 +6,7 @@ import pytest
 import tensorflow as tf
 
 from ddl.optimizers.fused import by_kernels
-from ddl.step.gradients import prepare_optimizer
-from ddl.step.gradients.values import merge_duplicates
+from ddl.step.gradients import merge_duplicates, prepare_optimizer
 from tests.conftest import make_strategy
 
 K = keras.optimizers

@@ -1,114 +1,14 @@
-"""One update against the gradient of the weighted mean, for any sizes, weights and splits."""
-
-import itertools
+"""Gradients of rows that are finite alone, and not together."""
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import ddl
 from ddl.errors import TrainingDiverged
 from ddl.precision import set_precision
 from tests.conftest import make_strategy
-from tests.step.probed import probed
-
-RATE = 0.5
-TOKENS = 3
-
-
-class Tokens:
-    """A linear model of tokens with a mask; no layer that communicates, so it is quick."""
-
-    def __init__(self):
-        x = keras.Input((TOKENS, 2), name="x")
-        self.model = keras.Model(x, keras.layers.Dense(1, kernel_initializer="ones")(x))
-
-    def per_example(self, features, training):
-        y = self.model(features["x"], training=training)[..., 0]
-        return ddl.PerExample((y - features["y"]) ** 2, weight=features["mask"])
-
-
-@st.composite
-def batches(draw):
-    """Examples with weights and masks of tokens, some of them zero, but not all."""
-    examples = draw(st.integers(1, 24))
-    random = np.random.default_rng(draw(st.integers(0, 2**32)))
-    weight = random.uniform(0, 3, examples) * (random.random(examples) < draw(st.floats(0.3, 1)))
-    mask = (random.random((examples, TOKENS)) < draw(st.floats(0.3, 1))).astype("f8")
-    weight[0], mask[0, 0] = 1.0, 1.0
-    return {
-        "x": random.normal(size=(examples, TOKENS, 2)),
-        "y": random.normal(size=(examples, TOKENS)),
-        "mask": mask,
-        "weight": weight.astype("f4"),
-    }
-
-
-def weighted_mean_gradient(data):
-    """With NumPy: of Σ weight·(y - x·1)² / Σ weight at a kernel of ones, no bias."""
-    weight = data["weight"][:, None].astype("f8") * data["mask"]
-    error = data["x"].sum(-1) - data["y"]
-    kernel = np.einsum("nt,nti->i", 2 * weight * error, data["x"]) / weight.sum()
-    loss = (weight * error**2).sum() / weight.sum()
-    return loss, kernel[:, None], np.array([(2 * weight * error).sum() / weight.sum()])
-
-
-# Slow to build, so few examples a place; the sizes, weights and masks are what varies.
-@pytest.mark.parametrize(
-    ("place", "accumulation_steps"),
-    [(("one_device", 1), 1), (("mirrored", 2), 3)],
-)
-@settings(max_examples=4)
-@given(data=batches(), spare=st.integers(0, 2))
-def test_an_update_follows_the_weighted_mean(place, accumulation_steps, data, spare):
-    strategy = make_strategy(*place)
-    unit = strategy.num_replicas_in_sync * accumulation_steps
-    batch = (-(-len(data["y"]) // unit) + spare) * unit  # holds all, and as much padding
-    set_precision("float64")
-    with strategy.scope():
-        task, optimizer = Tokens(), keras.optimizers.SGD(RATE)
-    trainer = ddl.Trainer(
-        task,
-        optimizer,
-        data,
-        global_batch_size=batch,
-        strategy=strategy,
-        accumulation_steps=accumulation_steps,
-    )
-    loss, kernel, bias = weighted_mean_gradient(data)
-    assert trainer.train(1)["loss"] == pytest.approx(loss, rel=1e-12)
-    new_kernel, new_bias = (v.numpy() for v in task.model.trainable_variables)
-    np.testing.assert_allclose(new_kernel, 1 - RATE * kernel, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(new_bias, -RATE * bias, rtol=0, atol=1e-12)
-
-
-@settings(max_examples=50, deadline=None)
-@given(data=batches(), cuts=st.lists(st.integers(0, 24), max_size=4))
-def test_microbatches_of_any_sizes_add_up(data, cuts):
-    """Their gradients and sums, over the same constant, whatever rows each one has."""
-    set_precision("float64")
-    task = Tokens()
-    spec = {name: tf.TensorSpec(rows.shape[1:], rows.dtype) for name, rows in data.items()}
-    objective = probed(task, spec, 24, tf.distribute.get_strategy())
-    variables = [v.value for v in task.model.trainable_variables]
-
-    def gradients_and_sums(rows):
-        with tf.GradientTape() as tape:
-            total, sums = objective({k: tf.constant(v[rows]) for k, v in data.items()}, True)
-        return [g.numpy() for g in tape.gradient(total, variables)], sums.numpy()
-
-    edges = sorted({0, len(data["y"]), *(min(cut, len(data["y"])) for cut in cuts)})
-    parts = [gradients_and_sums(slice(start, end)) for start, end in itertools.pairwise(edges)]
-    (kernel, bias), sums = gradients_and_sums(slice(None))
-    np.testing.assert_allclose(sum(part[0][0] for part in parts), kernel, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(sum(part[0][1] for part in parts), bias, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(sum(part[1] for part in parts), sums, rtol=0, atol=1e-12)
-    loss, expected, _ = weighted_mean_gradient(data)
-    assert sums[1] / sums[0] == pytest.approx(loss, rel=1e-12)
-    np.testing.assert_allclose(kernel * 24 / sums[0], expected, rtol=0, atol=1e-12)
 
 
 class HugeRows:

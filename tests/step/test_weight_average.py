@@ -11,7 +11,7 @@ import tensorflow as tf
 import ddl
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.errors import ConfigError
-from tests.conftest import make_strategy, save
+from tests.conftest import make_strategy
 from tests.training.rewinding import Start
 from tests.training.test_trainer import IMAGES, LABELS, make_trainer, weights_and_slots
 
@@ -55,16 +55,6 @@ def test_evaluates_the_average_and_leaves_training_alone():
     assert_same(weights_and_slots(other) + averages(other), straight)
 
 
-def test_each_replica_gets_its_own_weights_back():
-    trainer = make_trainer(make_strategy("mirrored", 2), weight_average=RULE)
-    trainer.train(3)
-    kernel = trainer.model.trainable_variables[0].value
-    copies = trainer.strategy.experimental_local_results(kernel)
-    before = [copy.numpy() for copy in copies]
-    trainer.evaluate()
-    assert_same([copy.numpy() for copy in copies], before)
-
-
 def test_the_weights_come_back_when_evaluation_raises():
     trainer = make_trainer(make_strategy("mirrored", 2), weight_average=RULE)
     trainer.train(3)
@@ -90,23 +80,6 @@ def test_neither_trains_nor_saves_nor_restores_with_the_average_in_place(tmp_pat
     assert not list(tmp_path.iterdir())
 
 
-def test_is_restored_for_looking_at_the_model_alone(tmp_path):
-    first, second = (
-        make_trainer(make_strategy("one_device", 1), weight_average=RULE) for _ in "ab"
-    )
-    first.train(4)
-    save(tmp_path, first)
-    Checkpoints(tmp_path, second).restore_model()
-    assert second.evaluate() == first.evaluate()
-
-
-def test_without_one_the_weights_are_evaluated():
-    trainer = make_trainer(make_strategy("one_device", 1))
-    before = weights(trainer)
-    with trainer.evaluation_weights():
-        assert_same(weights(trainer), before)
-
-
 @pytest.mark.parametrize("decay", [-0.1, 1.0])
 def test_refuses_a_decay_out_of_range(decay):
     with pytest.raises(ConfigError, match=f"ExponentialMovingAverage.decay must be .* got {decay}"):
@@ -115,5 +88,5 @@ def test_refuses_a_decay_out_of_range(decay):
 
 def test_the_decay_warms_up():
     rule = ddl.ExponentialMovingAverage(0.99)
-    decays = [float(rule.decay_at(tf.constant(t, tf.int64))) for t in (1, 9, 10_000)]
-    assert decays == pytest.approx([2 / 11, 10 / 19, 0.99])
+    shares = [float(rule.share_at(tf.constant(t, tf.int64), tf.float64)) for t in (1, 9, 10_000)]
+    assert shares == pytest.approx([9 / 11, 9 / 19, 0.01])

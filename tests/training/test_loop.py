@@ -10,7 +10,7 @@ import tensorflow as tf
 from ddl.data import BatchPipeline, Source
 from ddl.data.batch import Batch
 from ddl.random import batch_counter
-from ddl.step.compiled.compiler import Compiler
+from ddl.step.compiled import Compiler
 from ddl.training import loop
 from ddl.training.loop import RowTables
 from tests.conftest import make_strategy

@@ -109,33 +109,6 @@ class Byol:
         update.average(self.target, of=self.online, decay=0.9)
 
 
-class Surgery:
-    """Yu et al. 2020, PCGrad: of two losses, without what one does against the other."""
-
-    def __init__(self) -> None:
-        self.model = perceptron(6, 4)
-
-    def classifies(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
-        logits = self.model(features["x"], training=training)[:, :3]
-        loss = tf.nn.sparse_softmax_cross_entropy_with_logits(features["label"], logits)
-        return ddl.PerExample(loss, weight=tf.cast(features["label"] > 0, loss.dtype))
-
-    def adds(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
-        total = self.model(features["x"], training=training)[:, 3]
-        wanted = tf.reduce_sum(features["x"], axis=1)
-        return ddl.PerExample(tf.square(tf.cast(total, wanted.dtype) - wanted))
-
-    def step(self, update: Any, batch: Any) -> None:
-        one = update.gradients(self.classifies, batch)
-        other = update.gradients(self.adds, batch)
-        update.apply(without(one, other) + without(other, one))
-
-
-def without(one: Any, other: Any) -> Any:
-    against = tf.minimum(one.dot(other), 0.0)
-    return one - other * tf.math.divide_no_nan(against, other.dot(other))
-
-
 class Critic(Gan):
     """Control flow, an average, and a variable of its own."""
 
@@ -181,43 +154,6 @@ def groups() -> ParameterGroups:
     )
 
 
-class Private(Grouped):
-    """Abadi et al. 2016, DP-SGD: the gradient of each example is clipped, and noise is added."""
-
-    def clipped(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-        norm = tf.linalg.global_norm(gradients)
-        return [gradient * tf.minimum(0.05 / norm, 1.0) for gradient in gradients]
-
-    def noisy(self, gradient: tf.Tensor, variable: keras.Variable) -> tf.Tensor:
-        noise = ddl.random.normal(self, gradient.shape)
-        return gradient + 0.01 * tf.cast(noise, gradient.dtype)
-
-    def step(self, update: Any, batch: Any) -> None:
-        gradients = update.gradients(self.per_example, batch, each=self.clipped)
-        update.apply(gradients.map(self.noisy))
-
-
-class Centered(Byol):
-    """Caron et al. 2021, DINO: the outputs of the target are centred by their moving mean."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.center = tf.Variable(tf.zeros([3], keras.config.floatx()), trainable=False)
-
-    def outputs(self, features: dict[str, Any], training: bool) -> tf.Tensor:
-        return tf.cast(self.target(features["x"], training=training), self.center.dtype)
-
-    def agreement(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
-        said = self.predictor(self.online(features["x"], training=training), training=training)
-        wanted = self.outputs(features, training) - self.center
-        return ddl.PerExample(tf.reduce_mean(tf.square(tf.cast(said, wanted.dtype) - wanted), 1))
-
-    def step(self, update: Any, batch: Any) -> None:
-        super().step(update, batch)
-        mean = update.mean(self.outputs, batch)
-        self.center.assign(0.9 * self.center + 0.1 * mean)
-
-
 def momentum(rate: float, decay: float | None = None) -> keras.optimizers.Optimizer:
     return keras.optimizers.SGD(rate, momentum=0.9, weight_decay=decay)
 
@@ -230,11 +166,8 @@ TASKS: dict[str, tuple[type, Callable[[], Any]]] = {
     "Gan": (Gan, two_optimizers),
     "Sam": (Sam, lambda: momentum(0.05)),
     "Byol": (Byol, lambda: momentum(0.1)),
-    "Surgery": (Surgery, lambda: momentum(0.02)),
     "Critic": (Critic, two_optimizers),
-    "Centered": (Centered, lambda: momentum(0.1)),
     "Grouped": (Grouped, groups),
-    "Private": (Private, lambda: momentum(0.05)),
 }
 
 
@@ -279,7 +212,7 @@ def variables(trainer: ddl.Trainer) -> list[tf.Variable]:
     found = [v.value for layer in layers_of(trainer.task) for v in layer.variables]
     found += [v.value for one in update.optimizers.values() for v in one.variables]
     found += update.averages.variables if update.averages else []
-    found += update.plan.own
+    found += update.plan.changed
     return list({id(v): v for v in found}.values())
 
 

@@ -5,12 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import ddl
-from ddl.errors import ConfigError
-from ddl.optimizers import Group, ParameterGroups
 from ddl.precision import set_precision
 from tests.conftest import make_strategy
-from tests.step.verbs.own_steps import Grouped, build, copies, data, groups, momentum
+from tests.step.verbs.own_steps import Grouped, build, data, momentum
 
 STEPS = 6
 
@@ -76,73 +73,3 @@ def test_a_frozen_group_keeps_weights_slots_and_count():
         assert np.array_equal(variable.numpy(), was) == name.startswith("backbone/"), name
     trainer.train(1)
     assert int(optimizers["backbone"].iterations.numpy()) == 1
-
-
-def test_two_groups_alike_are_as_one_optimizer():
-    def trained(optimizer):
-        set_precision("float64")
-        keras.utils.set_random_seed(7)
-        with make_strategy("mirrored", 2).scope():
-            task = Grouped()
-            trainer = ddl.Trainer(
-                task, optimizer(), data(48), global_batch_size=16, clip_norm=0.2, seed=3
-            )
-        trainer.train(5)
-        return [v.numpy() for v in trainer.model.variables]
-
-    alike = {"a": ["kernel"], "b": None}
-    one = trained(lambda: momentum(0.1))
-    several = trained(
-        lambda: ParameterGroups({n: Group(momentum(0.1), p) for n, p in alike.items()})
-    )
-    for ours, theirs in zip(several, one, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-15)
-
-
-def test_a_step_names_groups_as_one_optimizer():
-    def change(task):
-        task.step = lambda update, batch: update.minimize(task.per_example, batch)
-
-    with_step = build("Grouped", make_strategy("one_device", 1), change=change)
-    without = build("Grouped", make_strategy("one_device", 1))
-    for trainer in (with_step, without):
-        trainer.train(5)
-    for ours, theirs in zip(copies(with_step), copies(without), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-
-
-def test_groups_within_a_dict():
-    set_precision("float64")
-
-    class Both(Grouped):
-        def __init__(self):
-            super().__init__()
-            self.other = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
-
-        def of_other(self, features, training):
-            return ddl.PerExample(tf.reduce_sum(self.other(features["x"]) ** 2, axis=1))
-
-        def step(self, update, batch):
-            update.minimize(self.per_example, batch, self.model, optimizer="first")
-            update.minimize(self.of_other, batch, self.other, optimizer="second")
-
-    with make_strategy("mirrored", 2).scope():
-        task = Both()
-        trainer = ddl.Trainer(
-            task,
-            {"first": groups(), "second": momentum(0.01)},
-            data(48),
-            global_batch_size=16,
-            clip_norm=1.0,
-        )
-    figures = trainer.train(4) | trainer.learning_rates
-    assert {"gradient_norm/first", "gradient_norm/second"} <= figures.keys()
-    assert {"learning_rate/first/backbone", "learning_rate/first/head"} <= figures.keys()
-
-
-def test_several_optimizers_without_a_step_are_pointed_to_groups():
-    set_precision("float64")
-    with pytest.raises(ConfigError, match="pass ParameterGroups, which name the variables"):
-        ddl.Trainer(
-            Grouped(), {"a": momentum(0.1), "b": momentum(0.2)}, data(48), global_batch_size=16
-        )

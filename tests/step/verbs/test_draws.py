@@ -101,25 +101,3 @@ def test_a_draw_of_tensorflow_is_refused(where):
 
     with pytest.raises(ConfigError, match="step runs the operation RandomStandardNormal"):
         kept(step)
-
-
-def test_a_loss_draws_anew_for_each_row_by_a_seed_generator_of_the_task():
-    class Seeded(Noisy):
-        def __init__(self, step):
-            super().__init__(step)
-            self.seeds = {"noise": keras.random.SeedGenerator(7)}
-            self.kept = tf.Variable(tf.zeros([16]), trainable=False)
-
-        def noise(self, features, training):
-            drawn = keras.random.normal(
-                (features["x"].shape[0], 1), dtype="float32", seed=self.seeds["noise"]
-            )
-            return tf.one_hot(ddl.current_batch().positions, 16) * drawn
-
-    def step(task, update, batch):
-        update.minimize(task.per_example, batch)
-        task.kept.assign(update.sum(task.noise, batch))
-
-    one = kept(step, make=Seeded, replicas=1)
-    assert each_differs([one, kept(step, make=Seeded, steps=2)])
-    np.testing.assert_array_equal(one, kept(step, make=Seeded))

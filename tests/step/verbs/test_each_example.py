@@ -109,40 +109,6 @@ def test_a_loss_scale_is_taken_out_before():
         np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("entries", [0, 8])
-def test_the_limit_is_that_of_an_example_for_any_number_of_losses(entries):
-    """An example changes the result by limit / examples, whatever weights the task has."""
-
-    class Task:
-        def __init__(self):
-            self.model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
-            self.norm = tf.Variable(0.0, trainable=False, dtype=tf.float64)
-
-        def per_example(self, features, training):
-            loss = tf.reduce_sum(self.model(features["x"], training=training) ** 2, axis=1)
-            loss = tf.tile(loss[:, tf.newaxis], [1, entries]) if entries else loss
-            return ddl.PerExample(loss, weight=0.25 * tf.ones_like(loss))
-
-        def clipped(self, gradients):
-            norm = tf.linalg.global_norm(gradients)
-            return [g * tf.minimum(tf.ones_like(norm), 0.5 / norm) for g in gradients]
-
-        def step(self, update, batch):
-            gradients = update.gradients(self.per_example, batch, each=self.clipped)
-            self.norm.assign(gradients.norm())
-            update.apply(gradients)
-
-    set_precision("float64")
-    x = np.tile(np.arange(6) * 100.0, [16, 1])  # all gradients point the same way
-    with make_strategy("one_device", 1).scope():
-        task = Task()
-        trainer = ddl.Trainer(
-            task, keras.optimizers.SGD(1e-6), {"x": x}, global_batch_size=16, shuffle=False
-        )
-    trainer.train(1)
-    assert float(task.norm.numpy()) == pytest.approx(0.5, abs=1e-12)
-
-
 def with_model(layers, each):
     class Task:
         def __init__(self):
@@ -164,19 +130,13 @@ def with_model(layers, each):
 
 def test_refuses_normalization_over_the_batch():
     trainer = with_model([keras.layers.BatchNormalization(name="norm")], lambda own: own)
-    with pytest.raises(ConfigError, match="'norm' normalizes over the batch"):
+    with pytest.raises(ConfigError, match="does not go with BatchNormalization"):
         trainer.trace()
 
 
 def test_refuses_other_shapes():
     trainer = with_model([], lambda own: [tf.reduce_sum(g) for g in own])
-    with pytest.raises(ConfigError, match="must return a tensor of the same shape"):
-        trainer.trace()
-
-
-def test_refuses_draws():
-    trainer = with_model([], lambda own: [g + ddl.random.normal(None, g.shape) for g in own])
-    with pytest.raises(ConfigError, match="draws random numbers in a loop.*vectorized_map"):
+    with pytest.raises(ConfigError, match="with a tensor of the same shape"):
         trainer.trace()
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 import ddl
 from ddl.errors import ConfigError
 from ddl.precision import set_precision
-from tests.conftest import make_strategy, name_of
+from tests.conftest import make_strategy
 
 
 class Means:
@@ -53,12 +53,8 @@ def build(function, where):
         )
 
 
-WHERE = [("one_device", 1, 1), ("mirrored", 2, 1), ("mirrored", 4, 1), ("mirrored", 2, 2)]
-
-
-@pytest.mark.parametrize("where", WHERE, ids=name_of)
-def test_of_a_full_and_of_a_padded_batch(where):
-    trainer = build(lambda x: x**2, where)
+def test_of_a_full_and_of_a_padded_batch():
+    trainer = build(lambda x: x**2, ("mirrored", 2, 2))
     for rows in (slice(0, 8), slice(8, 11)):
         trainer.train(1)
         expected = np.average(X[rows] ** 2, axis=0, weights=WEIGHT[rows])
@@ -69,7 +65,7 @@ def test_of_a_full_and_of_a_padded_batch(where):
 
 @pytest.mark.parametrize(
     ("precision", "rows", "value"),
-    [("float16", 64, 2000.0), ("float16", 70_000, 0.5), ("bfloat16", 257, 3.0)],
+    [("float16", 70_000, 0.5), ("bfloat16", 257, 3.0)],
 )
 def test_half_precision_holds_neither_the_sum_nor_the_count(precision, rows, value):
     """A mean is rounded once; a sum is float32."""
@@ -113,7 +109,7 @@ def _rows_checked_once():
 @pytest.mark.parametrize(
     ("function", "match"),
     [
-        (lambda x: tf.reduce_mean(x), "must return a float tensor with the batch as its first"),
+        (lambda x: tf.reduce_mean(x), "must return a float tensor with the batch first"),
         (lambda x: tf.cast(x, tf.int32), "must return a float tensor"),
         (lambda x: x - tf.reduce_mean(x, axis=0, keepdims=True), "other examples"),
     ],

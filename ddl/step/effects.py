@@ -1,0 +1,207 @@
+"""Effects of a traced loss or step besides its results: draws, stateful operations, writes."""
+
+import hashlib
+import pickle
+import random
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.framework import node_def_pb2
+from tensorflow.python.framework import auto_control_deps_utils, op_def_registry
+
+from ddl.errors import ConfigError
+from ddl.tasks.parts import copies_of, layers_of, own_items_of, own_variables_of, variables_of
+from ddl.tasks.task import Task
+
+# Operations that TensorFlow counts as stateful and that do no harm: they work on variables and
+# tables, which a checkpoint holds or the data give, send tensors between replicas, or only output.
+# What calls functions is as harmless as the functions.
+_ALLOWED = re.compile(
+    r"^(ReadVariableOp|Assign\w*|Resource\w+|Var\w*|Variable\w*|(Destroy)?TemporaryVariable|"
+    r"DestroyResourceOp|\w*Iterator\w*|\w*HashTable\w*|LookupTable(Find|Size|Export)\w*|"
+    r"Assert|CheckNumerics(V2)?|Print(V2)?|\w*PyFunc\w*|\w*Summary\w*|Placeholder|TensorArray\w*|"
+    r"PartitionedCall|StatefulPartitionedCall|While|If|Case|StatelessRandomGetAlg|"
+    r"Collective\w+|Nccl\w+|OutfeedEnqueue\w*|Xla\w+)$"
+)
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
+_MOST_TRACES = 6
+"""Two draws may be equal, such as two choices among a few operations."""
+
+
+def nodes_of(graph: tf.Graph) -> list[node_def_pb2.NodeDef]:
+    """Returns the operations of a graph and of the functions that it calls."""
+    whole = graph.as_graph_def()
+    return [*whole.node, *(node for inner in whole.library.function for node in inner.node_def)]
+
+
+def check_stateless(where: str, graph: tf.Graph) -> None:
+    """Raises ConfigError for an operation that draws or counts by a state of its own.
+
+    The list of allowed operations is short, so that an unknown stateful one is refused.
+
+    Args:
+      where: Name of the loss or step.
+      graph: Graph of its trace; the functions that it calls are searched too.
+    """
+    for node in nodes_of(graph):
+        definition = op_def_registry.get(node.op)
+        if definition is None or not definition.is_stateful or _ALLOWED.match(node.op):
+            continue
+        # The recurrent kernels of GPUs have seeds for a dropout that Keras does not use.
+        if "dropout" in node.attr and not node.attr["dropout"].f:
+            continue
+        raise ConfigError(
+            f"{where} runs the operation {node.op} at {node.name!r}, which draws or counts by a "
+            "state of its own: each replica would get other values, and a resumed run would not "
+            "repeat them. Draw with keras.random or ddl.random instead of tf.random, and keep "
+            "counts in a tf.Variable."
+        )
+
+
+class Generators:
+    """The global generators of Python and NumPy, and those that a task or its layers keep."""
+
+    def __init__(self, task: Any):
+        """Finds the generators of a task that is built."""
+        of_layers = (item for layer in layers_of(task) for item in vars(layer).values())
+        self._own = [
+            item
+            for item in (*own_items_of(task), *of_layers)
+            if isinstance(item, _GENERATORS) and not isinstance(item, random.SystemRandom)
+        ]
+
+    def states(self) -> bytes:
+        """Returns the states, for a comparison."""
+        return pickle.dumps([random.getstate(), np.random.get_state(), *self._own])
+
+
+def check_python_draws(where: str, task: Any, trace: Callable[[], tf.Graph]) -> None:
+    """Raises ConfigError if the graph of a trace depends on the generators of Python or NumPy.
+
+    Call it after a trace that has moved their states, which happens for other reasons, too: another
+    thread draws, or Keras seeds new layers. The graph depends on them if it differs between traces.
+
+    Args:
+      where: Name of the function, for the error.
+      task: The task.
+      trace: Traces the function anew.
+    """
+    generators = Generators(task)
+    first = None
+    for _ in range(_MOST_TRACES):
+        before = generators.states()
+        digest = _digest(trace())
+        if generators.states() == before:
+            return
+        first = first or digest
+        if digest != first:
+            raise ConfigError(
+                f"{where} draws numbers by Python's random module or by numpy.random. A trace "
+                "draws them once, for all updates, and each replica and each resumed run draws "
+                "others. Draw with keras.random or ddl.random, or in the data (dataset.map), where "
+                "Keras's AugMix belongs. Draw constants in a constructor, with a fixed seed."
+            )
+
+
+def _digest(graph: tf.Graph) -> str:
+    """Returns a digest of the kinds of a graph's operations and of its constants."""
+    digest = hashlib.sha256()
+    for node in nodes_of(graph):
+        digest.update(node.op.encode())
+        if node.op == "Const":
+            digest.update(node.attr["value"].SerializeToString(deterministic=True))
+    return digest.hexdigest()
+
+
+def written_in(graph: tf.Graph, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
+    """Returns which of the variables a graph writes, also within its functions.
+
+    Args:
+      graph: The graph of a traced function, a FuncGraph.
+      variables: The variables.
+    """
+    written = set(map(id, _written_handles(graph)))
+    return [v for v in variables if any(id(copy.handle) in written for copy in copies_of(v))]
+
+
+def moved_in(graph: tf.Graph, task: Task) -> list[str]:
+    """Returns names of variables that a loss writes in training, once for each microbatch.
+
+    Moments of BatchNormalization, states of random generators and metrics are left out.
+
+    Args:
+      graph: The graph of a trace of the loss, a FuncGraph.
+      task: The task.
+    """
+    layers = layers_of(task)
+    moving = [x for x in layers if not isinstance(x, keras.layers.BatchNormalization)]
+    # Without the variables of what a layer has in turn, such as its random generator.
+    of_layers = [v for x in moving for v in (*x._non_trainable_variables, *x._trainable_variables)]
+    counted = (keras.metrics.Metric, keras.random.SeedGenerator, tf.random.Generator)
+    others = variables_of(x for x in own_items_of(task) if isinstance(x, counted))
+    ids = set(map(id, others))
+    own = [v for v in own_variables_of(task, layers) if not ids & set(map(id, copies_of(v)))]
+    names = [v.name.split(":")[0] for v in written_in(graph, [*(v.value for v in of_layers), *own])]
+    return [repr(name) for name in dict.fromkeys(names)]
+
+
+def check_writes(
+    where: str,
+    graph: tf.Graph,
+    task: Task,
+    optimizers: Iterable[keras.optimizers.Optimizer],
+    strategy: tf.distribute.Strategy,
+) -> None:
+    """Checks that a loss or step writes only variables that checkpoints hold.
+
+    Args:
+      where: Name of the loss or step.
+      graph: The graph of its trace, a FuncGraph.
+      task: The task.
+      optimizers: The optimizers of the Trainer.
+      strategy: The strategy.
+
+    Raises:
+      ConfigError: If it writes another variable.
+    """
+    layers = layers_of(task)
+    known = [v.value for holder in (*layers, *optimizers) for v in holder.variables]
+    known += [*variables_of(layers), *own_variables_of(task, layers), *_tokens(strategy)]
+    ids = {id(copy.handle) for v in known for copy in copies_of(v)}
+    for handle in _written_handles(graph):
+        form = getattr(handle, "_handle_data", None)
+        if id(handle) in ids or form is None or not form.is_set:  # tables and writers have no form
+            continue
+        names = [v.name for v in graph.variables if v.handle is handle]
+        raise ConfigError(
+            f"{where} assigns to the variable {names[0] if names else handle!r}, to which no "
+            f"attribute of {type(task).__name__} leads, so no checkpoint would hold it, and no "
+            "skipped update would restore it. Keep the layer, the generator or the variable in an "
+            "attribute of the task. To count or to collect values, assign in a method "
+            "step(update, batch), which runs once for all replicas and microbatches."
+        )
+
+
+def _tokens(strategy: tf.distribute.Strategy) -> list[tf.Variable]:
+    """Returns the variables by which TensorFlow orders collectives, which never change."""
+    # Private to TensorFlow; tests/step/test_effects.py fails without them.
+    launchers: list[Any] = []
+    for name in ("_cross_device_ops", "_host_cross_device_ops"):
+        launchers += getattr(getattr(strategy.extended, name, None), "_launchers", [])
+    return [one._ordering_token for one in launchers]
+
+
+def _written_handles(graph: tf.Graph) -> list[tf.Tensor]:
+    """Returns the handles of the resources outside of a graph that it writes."""
+    # Private to TensorFlow; test_a_skipped_update_restores_what_the_step_assigns fails without it.
+    read_only = set(auto_control_deps_utils.get_read_only_resource_input_indices_graph(graph))
+    outer = {id(inner): handle for handle, inner in graph.captures}
+    return [
+        outer[id(given)]
+        for place, given in enumerate(graph.inputs)
+        if given.dtype == tf.resource and place not in read_only and id(given) in outer
+    ]

@@ -1,1 +1,0 @@
-"""Effects of a traced loss or step besides its results: stateful operations, writes."""

@@ -1,0 +1,424 @@
+"""Gradients of the global batch: clipped and applied, or combined by a step.
+
+The path of a gradient after the all-reduce: finite check (`ddl.step.overflow`), penalties, clip,
+apply. Every replica holds the same values there. Keras 3 clips and checks before the all-reduce, on
+each replica's own share.
+"""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import keras
+import tensorflow as tf
+
+from ddl import microbatch
+from ddl.errors import ConfigError, check_takes
+from ddl.microbatch import CannotCompileError, is_compiled
+from ddl.optimizers.checks import check_optimizer, check_unused
+from ddl.optimizers.groups import ONLY
+
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
+
+Limit: TypeAlias = float | Mapping[str, float | None] | None
+"""A limit of all gradients, or that of each optimizer by its name; None: no limit."""
+
+
+class Gradients:
+    """The gradient of the global batch with respect to some variables, equal on all replicas.
+
+    It is reduced over replicas and microbatches, divided once by the sum of the weights, and
+    unscaled. Sums, differences and multiples work variable by variable; `norm` and `dot` take all
+    variables together. The projection of PCGrad (Yu et al. 2020, "Gradient surgery for multi-task
+    learning"):
+
+        one -= other * tf.math.divide_no_nan(tf.minimum(one.dot(other), 0.0), other.dot(other))
+
+    Cross-replica context, in a graph.
+
+    Attributes:
+      variables: The variables, in the order of the values.
+      of_replicas: The values as distributed values, which `strategy.run` takes.
+      draws: Number of the pass whose random numbers were drawn to compute the values; None for a
+        sum of gradients with different draws.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        variables: Sequence[keras.Variable],
+        values: Sequence[Any],
+        *,
+        draws: int | None = None,
+    ):
+        """Keeps the arguments; the values are one for each variable, without a missing factor."""
+        self._strategy = strategy
+        self.variables = tuple(variables)
+        self.of_replicas = list(strategy.run(_opaque, args=(list(values),)))
+        self.draws = draws
+
+    @property
+    def values(self) -> list[Gradient]:
+        """One tensor per variable, of its shape and dtype; looked-up rows as `tf.IndexedSlices`."""
+        return [self._strategy.experimental_local_results(v)[0] for v in self.of_replicas]
+
+    def __add__(self, other: "Gradients") -> "Gradients":
+        return self._with(other, operator.add)
+
+    def __radd__(self, other: Any) -> "Gradients":
+        return self if isinstance(other, int) and other == 0 else self + other  # Python's sum()
+
+    def __sub__(self, other: "Gradients") -> "Gradients":
+        return self._with(other, operator.sub)
+
+    def __mul__(self, factor: tf.Tensor | float) -> "Gradients":
+        if isinstance(factor, int | float):
+            factor = tf.constant(factor, tf.float64)
+        if isinstance(factor, Gradients) or tf.convert_to_tensor(factor).shape.rank != 0:
+            raise ConfigError(
+                f"Gradients can be multiplied or divided by a scalar alone, got {factor!r:.80}. "
+                "Use dot() for a product of gradients, and map() to change each of them."
+            )
+        values = self._strategy.run(multiply, args=(self.of_replicas, tf.convert_to_tensor(factor)))
+        return Gradients(self._strategy, self.variables, values, draws=self.draws)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: tf.Tensor | float) -> "Gradients":
+        return self * (1 / divisor)
+
+    def __neg__(self) -> "Gradients":
+        return self * -1.0
+
+    def norm(self) -> tf.Tensor:
+        """Returns the global norm: a scalar in the widest dtype of the gradients."""
+        return tf.sqrt(self._of_first_replica(squared_norm, self.of_replicas))
+
+    def dot(self, other: "Gradients") -> tf.Tensor:
+        """Returns the inner product with other gradients of the same variables: a scalar.
+
+        Raises:
+          ConfigError: If the variables differ.
+        """
+        self._check_same(other)
+
+        def products(own: list[Gradient], others: list[Gradient]) -> tf.Tensor:
+            values = _in_pairs(operator.mul, own, others)
+            return tf.add_n([tf.cast(tf.reduce_sum(one), widest(own)) for one in values])
+
+        return self._of_first_replica(products, self.of_replicas, other.of_replicas)
+
+    def of(self, part: Any) -> "Gradients":
+        """Returns the gradients of some of the variables, such as for clipping by group.
+
+        Args:
+          part: A Keras model or layer, whose trainable variables are meant, or a list of
+            variables.
+
+        Raises:
+          ConfigError: If a variable of `part` is not among these gradients' variables.
+        """
+        own = {id(v): value for v, value in zip(self.variables, self.of_replicas, strict=True)}
+        wanted = trainable_variables(part, "The argument of Gradients.of")
+        if missing := [v.path for v in wanted if id(v) not in own]:
+            raise ConfigError(f"Gradients.of: these hold no gradient of {', '.join(missing)}.")
+        values = [own[id(v)] for v in wanted]
+        return Gradients(self._strategy, wanted, values, draws=self.draws)
+
+    def and_of(self, other: "Gradients") -> "Gradients":
+        """Joins these gradients with those of other variables, for one `apply`.
+
+        Raises:
+          ConfigError: If the two share a variable.
+        """
+        own = {id(v) for v in self.variables}
+        if shared := [v.path for v in other.variables if id(v) in own]:
+            raise ConfigError(f"Gradients.and_of: both hold gradients of {', '.join(shared)}.")
+        return Gradients(
+            self._strategy,
+            [*self.variables, *other.variables],
+            [*self.of_replicas, *other.of_replicas],
+            draws=self.draws if self.draws == other.draws else None,
+        )
+
+    def map(self, function: Callable[[tf.Tensor, keras.Variable], tf.Tensor]) -> "Gradients":
+        """Applies a function to each gradient, such as one that clips, and returns the results.
+
+        Args:
+          function: Takes a gradient and its variable, and returns a tensor of the same shape and
+            dtype. It is called in replica context and must compute the same on all replicas, as
+            draws of `ddl.random` do.
+
+        Raises:
+          ConfigError: If it takes other arguments, or returns another shape or dtype.
+        """
+        check_takes("The function of Gradients.map", function, ("gradient", "variable"))
+        current = microbatch.current()
+        assert current is not None  # a step draws by it
+        copies = []
+
+        def one(gradient: Gradient, variable: keras.Variable) -> tf.Tensor:
+            own = tf.convert_to_tensor(gradient)
+            result = function(own, variable)
+            if not tf.is_tensor(result) or (result.dtype, result.shape) != (own.dtype, own.shape):
+                raise ConfigError(
+                    f"Gradients.map: the function must return {own.dtype.name} {tuple(own.shape)} "
+                    f"for {variable.path}, as the gradient is, got {result!r:.80}."
+                )
+            return result
+
+        def on_replica(own: list[Gradient]) -> list[tf.Tensor]:
+            copies.append(current.copied())  # draws what the step would draw here
+            with copies[-1].forward():
+                return [one(g, v) for g, v in zip(own, self.variables, strict=True)]
+
+        values = self._strategy.run(on_replica, args=(self.of_replicas,))
+        current.advance_to(copies[0])
+        return Gradients(self._strategy, self.variables, values, draws=self.draws)
+
+    def _with(self, other: Any, function: Callable[[Any, Any], tf.Tensor]) -> "Gradients":
+        self._check_same(other)
+
+        own = self.of_replicas, other.of_replicas
+        values = self._strategy.run(lambda *both: _in_pairs(function, *both), args=own)
+        draws = self.draws if self.draws == other.draws else None
+        return Gradients(self._strategy, self.variables, values, draws=draws)
+
+    def _check_same(self, other: Any) -> None:
+        if not isinstance(other, Gradients) or [*map(id, self.variables)] != [
+            *map(id, other.variables)
+        ]:
+            got = [v.path for v in getattr(other, "variables", ())] or other
+            raise ConfigError(
+                f"Gradients can be combined with gradients of the same variables alone, those of "
+                f"{[v.path for v in self.variables]!s:.80}, got {got!r:.80}. Take the shared part "
+                "with `of`, or join different parts with `and_of`."
+            )
+
+    def _of_first_replica(self, function: Callable[..., tf.Tensor], *values: Any) -> tf.Tensor:
+        of_each = self._strategy.run(function, args=values)
+        return self._strategy.experimental_local_results(of_each)[0]
+
+
+def trainable_variables(part: Any, where: str = "The model of a task") -> list[keras.Variable]:
+    """Returns the trainable variables of a model or layer, or the list of variables itself.
+
+    Args:
+      part: The model, layer or list.
+      where: The argument, for the error.
+
+    Raises:
+      ConfigError: If `part` is none of these, or has no trainable variables.
+    """
+    is_layer = isinstance(part, keras.layers.Layer)
+    variables = part.trainable_variables if is_layer else part
+    if is_layer and not variables:
+        raise ConfigError(f"{part.name!r} has no trainable variables: set trainable = True.")
+    items = list(variables) if isinstance(variables, list | tuple) else [variables]
+    if not items or not all(isinstance(item, keras.Variable) for item in items):
+        raise ConfigError(
+            f"{where} must be a Keras model, a layer or a list of keras.Variable, got "
+            f"{part!r:.80}. Pass the model or layer itself, such as self.generator."
+        )
+    return list({id(item): item for item in items}.values())  # a shared layer counts once
+
+
+def weights_of(what: str, part: Any) -> list[tf.Variable]:
+    """Returns the weights of a model or layer, or a list of variables itself, for `average`."""
+    variables = part.weights if isinstance(part, keras.layers.Layer) else part
+    if not isinstance(variables, list | tuple) or not variables:
+        raise ConfigError(f"update.average: {what} must have weights, got {part!r:.80}.")
+    return [v.value if isinstance(v, keras.Variable) else v for v in variables]
+
+
+def values_of(gradient: Gradient) -> tf.Tensor:
+    """Returns the values of a gradient; of a sparse one, those of its rows."""
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def widest(values: Sequence[Gradient]) -> tf.DType:
+    """Returns the widest dtype of the values."""
+    return max((value.dtype for value in values), key=lambda dtype: dtype.size)
+
+
+def multiply(gradients: Sequence[Gradient], factor: tf.Tensor) -> list[Gradient]:
+    """Multiplies each gradient by a scalar, in the gradient's dtype; sparse ones stay sparse."""
+    return _each(gradients, lambda values: values * tf.cast(factor, values.dtype))
+
+
+def _opaque(gradients: Sequence[Gradient]) -> list[Gradient]:
+    """Returns the same gradients as values that TensorFlow's graph optimizer does not look into.
+
+    It merges a product into the product that reads it, if nothing else does. Norms and inner
+    products of a step read the gradients of the first replica alone, so the merged products of the
+    other replicas would be rounded differently, and their weights would drift apart.
+    """
+    barrier = tf.raw_ops.PlaceholderWithDefault
+    return _each(gradients, lambda values: barrier(input=values, shape=values.shape))
+
+
+def _each(
+    gradients: Sequence[Gradient], function: Callable[[tf.Tensor], tf.Tensor]
+) -> list[Gradient]:
+    return [
+        tf.IndexedSlices(function(one.values), one.indices, one.dense_shape)
+        if isinstance(one, tf.IndexedSlices)
+        else function(one)
+        for one in gradients
+    ]
+
+
+def _in_pairs(
+    function: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+    one: Sequence[Gradient],
+    other: Sequence[Gradient],
+) -> list[tf.Tensor]:
+    """Returns a function of the gradients of each variable; sparse gradients become dense."""
+    both = [[tf.convert_to_tensor(gradient) for gradient in own] for own in (one, other)]
+    return [function(a, b) for a, b in zip(*both, strict=True)]
+
+
+def merge_duplicates(gradient: Gradient) -> Gradient:
+    """Returns a sparse gradient with duplicate rows added up, and a dense gradient unchanged.
+
+    Several replicas, or several examples, may give rows for the same index. These rows must be
+    added before the norm or an optimizer such as Adam squares them; else the result would depend on
+    the number of replicas.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    indices, segments = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, segments, tf.shape(indices)[0])
+    return tf.IndexedSlices(values, indices, gradient.dense_shape)
+
+
+def with_each_row_once(gradients: list[Any], strategy: tf.distribute.Strategy) -> list[Any]:
+    """Merges the duplicate rows of sparse gradients, before they are checked or applied.
+
+    Cross-replica context.
+
+    Raises:
+      CannotCompileError: If there are sparse gradients within what XLA compiles.
+    """
+    first = (strategy.experimental_local_results(gradient)[0] for gradient in gradients)
+    if not any(isinstance(gradient, tf.IndexedSlices) for gradient in first):
+        return gradients
+    if is_compiled():
+        raise CannotCompileError("the number of rows of a sparse gradient depends on the examples")
+    return strategy.run(lambda own: [merge_duplicates(one) for one in own], args=(gradients,))
+
+
+def squared_norm(gradients: Sequence[Gradient]) -> tf.Tensor:
+    """Returns the squared global norm: a scalar in the widest dtype of the gradients.
+
+    Args:
+      gradients: The gradients; sparse ones hold each row once (`merge_duplicates`).
+    """
+    dtype = widest(gradients)
+    halves = [tf.cast(tf.nn.l2_loss(values_of(gradient)), dtype) for gradient in gradients]
+    return 2 * tf.reduce_sum(tf.stack(halves))
+
+
+def clip_by_global_norm(
+    gradients: Sequence[Gradient], clip_norm: float, squared: tf.Tensor | None = None
+) -> tuple[list[Gradient], tf.Tensor]:
+    """Scales all gradients by one factor so that their global norm is at most `clip_norm`.
+
+    Pascanu et al. 2013, "On the difficulty of training recurrent neural networks".
+
+    Args:
+      gradients: The gradients of the global batch, as in `squared_norm`.
+      clip_norm: The largest norm allowed.
+      squared: The squared global norm; None computes that of all gradients.
+
+    Returns:
+      The clipped gradients, and the norm before clipping: a scalar in the widest dtype of
+      the gradients.
+    """
+    norm = tf.sqrt(squared_norm(gradients) if squared is None else squared)
+    # Below the limit the factor is exactly one, so clipping rounds nothing.
+    limit = tf.constant(clip_norm, norm.dtype)  # tf.cast rounds to float32 first
+    return multiply(gradients, limit / tf.maximum(norm, limit)), norm
+
+
+def clips_by_name(limit: Limit, optimizers: Sequence[str]) -> dict[str, float | None]:
+    """Returns the largest global norm of each optimizer's gradients; None: no limit.
+
+    Args:
+      limit: `Trainer.clip_norm`.
+      optimizers: Names of the optimizers.
+
+    Raises:
+      ConfigError: If a limit is not positive, or names no optimizer, or leaves one out.
+    """
+    limits = limit if isinstance(limit, Mapping) else dict.fromkeys(optimizers, limit)
+    if limits.keys() != set(optimizers):
+        known = "only one, without a name" if list(optimizers) == [ONLY] else ", ".join(optimizers)
+        raise ConfigError(
+            f"Trainer.clip_norm gives limits for {', '.join(limits)}, but the Trainer has the "
+            f"optimizers {known}. Give one number, or one for each optimizer; None means no limit."
+        )
+    if wrong := [one for one in limits.values() if one is not None and not one > 0]:
+        raise ConfigError(
+            f"Trainer.clip_norm must be greater than 0, or None, got {wrong[0]}. Set CLIP_NORM = "
+            "None to leave gradients unclipped."
+        )
+    return dict(limits)
+
+
+def add_regularization(
+    gradients: Sequence[Gradient], variables: Sequence[keras.Variable]
+) -> list[Gradient]:
+    """Adds the gradients of the variables' own regularizers, such as L2. Replica context.
+
+    These gradients depend only on the weights, so every replica computes them without an
+    all-reduce. They are added once after the all-reduce, so their scale does not depend on the
+    number of replicas or microbatches.
+    """
+    if all(variable.regularizer is None for variable in variables):
+        return list(gradients)
+    return [
+        gradient if penalty is None else tf.convert_to_tensor(gradient) + penalty
+        for gradient, penalty in zip(gradients, of_penalties(variables), strict=True)
+    ]
+
+
+def of_penalties(variables: Sequence[keras.Variable]) -> list[tf.Tensor | None]:
+    """Returns the gradient of each variable's regularizer; None without one. Replica context.
+
+    Args:
+      variables: The variables, of which one or more have a regularizer.
+    """
+    regularized = [v for v in variables if v.regularizer is not None]
+    with tf.GradientTape() as tape:
+        penalties = [v.regularizer(v) for v in regularized]
+        penalty = tf.add_n([tf.cast(p, widest(penalties)) for p in penalties])
+    extra = iter(tape.gradient(penalty, [v.value for v in regularized]))
+    return [next(extra) if variable.regularizer is not None else None for variable in variables]
+
+
+def prepare_optimizer(
+    optimizer: keras.optimizers.Optimizer,
+    variables: Sequence[keras.Variable],
+    strategy: tf.distribute.Strategy,
+) -> None:
+    """Builds the optimizer's slots and removes the all-reduce from its `apply`.
+
+    Keras's `apply` sums gradients over the replicas, without an option to skip it. This function
+    replaces the instance's hook for the all-reduce by the identity. The hook is private to Keras
+    and checked by tests/step/test_gradients.py.
+
+    Raises:
+      ConfigError: If `check_optimizer` or `check_unused` rejects the optimizer, or if it was made
+        outside the strategy's scope.
+    """
+    check_optimizer(optimizer)
+    if not strategy.extended.variable_created_in_scope(optimizer.iterations.value):
+        raise ConfigError(
+            f"The optimizer {optimizer.name!r} was created outside the strategy's scope. Create it "
+            "under `with strategy.scope():`, like the model."
+        )
+    check_unused(optimizer, variables)
+    with strategy.scope():
+        optimizer.build(variables)
+    optimizer._all_reduce_sum_gradients = lambda gradients_and_variables: gradients_and_variables

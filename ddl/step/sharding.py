@@ -1,0 +1,414 @@
+"""Sharded optimizer state: each replica keeps the slots of its share of every weight.
+
+ZeRO stage 1 of Rajbhandari et al. 2020, "ZeRO: Memory optimizations toward training trillion
+parameter models". A tensor of n entries is cut into one share of ⌈n / replicas⌉ entries for each
+replica; the last ones are padded with zeros, so that all have one shape.
+
+    replica         gradients of its examples             whole
+    cross-replica   reduce-scatter                        its share of the sum
+    replica         unscale, penalties, clip, optimizer   its share of slots and weights
+    cross-replica   all-gather                            whole weights
+
+Several microbatches are added up whole, and reduced once.
+
+An optimizer that computes entry by entry makes the same update on shares. Both exchanges together
+send what an all-reduce sends. A step of one's own may compute with gradients, so those that
+`update.gradients` returns are whole on all replicas, and `update.apply` takes shares of them.
+
+Checkpoints hold whole slots (`ddl.checkpoints.slots`). Averages of the weights are whole.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from absl import logging
+
+from ddl.distribution.traits import traits_of
+from ddl.errors import ConfigError, either
+from ddl.layers.across_replicas import gather_over_replicas, scatter_over_replicas
+from ddl.optimizers import MomentumSGD
+from ddl.optimizers.checks import refusing_reductions
+from ddl.optimizers.fused import by_kernels
+from ddl.step import gradients as gradient_path
+from ddl.step.all_reduce import AllReduce
+from ddl.step.compiled import Compiler
+from ddl.step.gradients import prepare_optimizer
+from ddl.step.overflow import all_finite
+
+_FLAG = "--shard_optimizer_state (Trainer.shard_optimizer_state)"
+
+_BY_ENTRY: tuple[type[keras.optimizers.Optimizer], ...] = (
+    *(keras.optimizers.Adadelta, keras.optimizers.Adagrad, keras.optimizers.Adam),
+    *(keras.optimizers.AdamW, keras.optimizers.Adamax, keras.optimizers.Ftrl),
+    *(keras.optimizers.Lion, keras.optimizers.Nadam, keras.optimizers.RMSprop),
+    *(keras.optimizers.SGD, MomentumSGD),
+)
+"""Optimizers that compute each entry of a weight from the same entry of gradient and slots."""
+
+
+@dataclasses.dataclass(frozen=True)
+class InShares:
+    """Reduced gradients in shares; only an optimizer's update can use them.
+
+    Attributes:
+      values: For each variable, a vector [entries of a share] on each replica.
+    """
+
+    values: list[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardOfSlot:
+    """A slot of which each replica holds its share.
+
+    Attributes:
+      variable: The optimizer's variable: [entries of a share].
+      shape: Shape of the whole slot, which is that of its weight.
+    """
+
+    variable: keras.Variable
+    shape: tf.TensorShape
+
+
+class Sharding:
+    """The shares of the optimizers of a trainer.
+
+    A Keras optimizer updates variables, and makes its slots in their shapes. A stand-in for each
+    weight has the shape of a share. During an update it holds the replica's share of the weight,
+    and at other times no memory.
+
+    Attributes:
+      strategy: The strategy.
+      all_reduce: Sums over the replicas.
+      slots: The slots in shares, by the id of the optimizer's variable.
+      stand_ins: The stand-ins, by the ids of optimizer and weight.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, all_reduce: AllReduce):
+        """Keeps the arguments; the strategy has several replicas."""
+        self.strategy = strategy
+        self.slots: dict[int, ShardOfSlot] = {}
+        self.all_reduce = all_reduce
+        self.stand_ins: dict[tuple[int, int], keras.Variable] = {}
+        self._weights: dict[int, keras.Variable] = {}
+
+    def prepare(
+        self, optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]
+    ) -> None:
+        """Builds the optimizer's slots as shares; else as `prepare_optimizer`.
+
+        Args:
+          optimizer: The optimizer; changed in place.
+          variables: The variables that it updates.
+
+        Raises:
+          ConfigError: As `prepare_optimizer`; or if shares do not update as whole weights.
+        """
+        if type(optimizer) not in _BY_ENTRY or optimizer.built:
+            name = f"{type(optimizer).__name__} {optimizer.name!r}"
+            raise ConfigError(
+                f"{_FLAG} supports elementwise optimizers that are not built yet, got {name}"
+                f"{', which is built' if optimizer.built else ''}. Leave the flag out, or use "
+                f"{either([of.__name__ for of in _BY_ENTRY])}, without a call of `build`."
+            )
+        stand_ins = [self._stand_in(variable) for variable in variables]
+        for variable, stand_in in zip(variables, stand_ins, strict=True):
+            self.stand_ins[id(optimizer), id(variable)] = stand_in
+            self._weights[id(stand_in)] = variable
+        add, decays = optimizer.add_variable_from_reference, optimizer._use_weight_decay
+
+        def noted(reference_variable: Any, *args: Any, **kwargs: Any) -> keras.Variable:
+            slot = add(reference_variable, *args, **kwargs)
+            whole = self._weights[id(reference_variable)].value.shape
+            self.slots[id(slot)] = ShardOfSlot(slot, whole)
+            return slot
+
+        own = vars(optimizer)
+        # Users exclude weights from decay, `exclude_from_weight_decay` of ddl their stand-ins.
+        key = optimizer._var_key
+        weights = dict(zip(map(key, stand_ins), variables, strict=True))
+        own["_use_weight_decay"] = lambda v: decays(v) and decays(weights.get(key(v), v))
+        own["add_variable_from_reference"] = noted
+        try:
+            prepare_optimizer(optimizer, stand_ins, self.strategy)
+        finally:
+            del own["add_variable_from_reference"]
+        for copy in self.copies(stand_ins):
+            _free(copy)
+
+    def _stand_in(self, variable: keras.Variable) -> keras.Variable:
+        size = _size_of_share(variable.value.shape, self.strategy.num_replicas_in_sync)
+        with self.strategy.scope():
+            found = keras.Variable("zeros", shape=[size], dtype=variable.dtype, name=variable.name)
+        found._path = variable.path  # which names the slots
+        return found
+
+    def copies(self, variables: Iterable[keras.Variable]) -> list[tf.Variable]:
+        """Returns the copies of variables on the replicas of this worker."""
+        results = self.strategy.experimental_local_results
+        return [copy for variable in variables for copy in results(variable.value)]
+
+    def weight_of(self, variable: Any) -> Any:
+        """Returns the weight that a stand-in stands for; any other variable itself."""
+        return self._weights.get(id(variable), variable)
+
+    @property
+    def handles_of_stand_ins(self) -> frozenset[int]:
+        """The ids of the handles of the stand-ins of this worker's replicas."""
+        return frozenset(id(copy.handle) for copy in self.copies(self.stand_ins.values()))
+
+    def summed(self, gradients: Sequence[Any]) -> list[Any]:
+        """Returns the sums over the replicas, in shares. Cross-replica context, in a graph.
+
+        Args:
+          gradients: The gradients of each replica; whole. Sparse ones become dense.
+        """
+        replicas = self.strategy.num_replicas_in_sync
+
+        def own_sums(gradients: Sequence[Any]) -> list[tf.Tensor]:
+            rows = []
+            for gradient in map(tf.convert_to_tensor, gradients):
+                size = _size_of_share(gradient.shape, replicas)
+                flat = _padded(tf.reshape(gradient, [-1]), replicas * size)
+                rows.append(tf.reshape(flat, [replicas, size]))
+            # The backward pass computes the last layers' gradients first, so they are sent first.
+            return [tf.reshape(own, [-1]) for own in scatter_over_replicas(rows[::-1])[::-1]]
+
+        return list(self.strategy.run(own_sums, args=(gradients,)))
+
+    def finite(self, shares: list[Any]) -> tf.Tensor:
+        """Returns whether gradients in shares are finite on all replicas, bool []."""
+
+        def overflowed(own: list[tf.Tensor]) -> tf.Tensor:
+            return tf.cast(~all_finite(own), tf.float64)[tf.newaxis]
+
+        each = self.strategy.run(overflowed, args=(shares,))
+        return tf.equal(self.all_reduce.of_sums(each)[0], 0)
+
+
+def sharding_of(
+    optimizers: Mapping[str, keras.optimizers.Optimizer],
+    variables: Mapping[str, Sequence[keras.Variable]],
+    all_reduce: AllReduce,
+    strategy: tf.distribute.Strategy,
+    wanted: bool,
+) -> Sharding | None:
+    """Builds the slots of optimizers, in shares if that is wanted and there are several replicas.
+
+    Args:
+      optimizers: The optimizers by name; changed in place.
+      variables: The variables that each updates, by its name.
+      all_reduce: Sums over the replicas.
+      strategy: The strategy in whose scope the optimizers were made.
+      wanted: `Trainer.shard_optimizer_state`.
+
+    Returns:
+      The shares; None if each replica holds whole slots.
+
+    Raises:
+      ConfigError: If an optimizer cannot be used, or if strategy or optimizer cannot be sharded.
+    """
+    traits = traits_of(strategy)
+    if wanted and (traits.asynchronous or traits.shares_variables or traits.replicates_handles):
+        raise ConfigError(
+            f"{_FLAG} needs a copy of each variable on every replica, which "
+            "--strategy=mirrored and multi_worker_mirrored have, got "
+            f"{type(strategy).__name__}. Leave the flag out, or use one of these strategies."
+        )
+    if wanted and strategy.num_replicas_in_sync == 1:
+        logging.warning("%s has no effect on one replica, which keeps all slots.", _FLAG)
+        wanted = False
+    sharding = Sharding(strategy, all_reduce) if wanted else None
+    for name, optimizer in optimizers.items():
+        if sharding is not None:
+            sharding.prepare(optimizer, variables[name])
+        else:
+            prepare_optimizer(optimizer, variables[name], strategy)
+    return sharding
+
+
+def variables_of(
+    optimizer: keras.optimizers.Optimizer, sharding: Sharding | None
+) -> list[tf.Variable]:
+    """Returns an optimizer's variables; of a slot in shares, each share of this worker."""
+    found: list[tf.Variable] = []
+    for variable in optimizer.variables:
+        if sharding is not None and id(variable) in sharding.slots:
+            found += sharding.copies([variable])
+        else:
+            found.append(variable.value)
+    return found
+
+
+# ------------------------------------------------------------ the update
+
+
+def apply_to_shares(
+    sharding: Sharding,
+    gradients: list[Any] | InShares,
+    factor: tf.Tensor | None,
+    variables: Sequence[keras.Variable],
+    parts: Sequence[Any],
+    clip: float | None,
+    step: tf.Tensor,
+    compiler: Compiler,
+) -> tf.Tensor:
+    """Applies a gradient to each replica's share. Cross-replica context, in a graph.
+
+    Args:
+      sharding: The shares.
+      gradients: The gradient, whole or in shares.
+      factor: A factor that is missing in it, or None; see `TrainStep.apply`, like all that
+        follow.
+      variables: The variables.
+      parts: The optimizers and what each updates.
+      clip: The largest global norm, or None.
+      step: Number of updates made before this one, int64 [].
+      compiler: Compiles the optimizers' computation, or not.
+
+    Returns:
+      The global norm before clipping, float64 [].
+    """
+    run = sharding.strategy.run
+
+    def scaled(own: list[Any], factor: tf.Tensor | None) -> list[tf.Tensor]:
+        if not isinstance(gradients, InShares):
+            own = [own_share(tf.convert_to_tensor(value)) for value in own]
+        if factor is not None:
+            own = gradient_path.multiply(own, factor)
+        if all(variable.regularizer is None for variable in variables):
+            return own
+        penalties = gradient_path.of_penalties(variables)  # each of the whole weight
+        pairs = zip(own, penalties, strict=True)
+        return [share if extra is None else share + own_share(extra) for share, extra in pairs]
+
+    def squares(own: list[tf.Tensor]) -> tf.Tensor:
+        of_parts = [[own[place] for place in part.places] for part in parts]
+        return tf.stack([tf.cast(gradient_path.squared_norm(one), tf.float64) for one in of_parts])
+
+    values = gradients.values if isinstance(gradients, InShares) else list(gradients)
+    shares, norm = run(scaled, args=(values, factor)), tf.zeros([], tf.float64)
+    if clip is not None:
+        of_parts = sharding.all_reduce.of_sums(run(squares, args=(shares,)))
+        active = tf.stack([step >= part.frozen_until for part in parts])
+        squared = tf.reduce_sum(tf.where(active, of_parts, tf.zeros_like(of_parts)))
+        norm = tf.sqrt(squared)
+        widest = gradient_path.widest([variable.value for variable in variables])
+        clipped = lambda own, squared: gradient_path.clip_by_global_norm(own, clip, squared)[0]  # noqa: E731
+        shares = run(clipped, args=(shares, tf.cast(squared, widest)))
+    for part in parts:
+        own = [shares[place] for place in part.places]
+        updated = [variables[place] for place in part.places]
+        change = functools.partial(_update, sharding, own, updated, part.optimizer, compiler)
+        part.unless_frozen(step, change)
+    return norm
+
+
+def _update(
+    sharding: Sharding,
+    shares: list[Any],
+    variables: Sequence[keras.Variable],
+    optimizer: keras.optimizers.Optimizer,
+    compiler: Compiler,
+) -> None:
+    """Lets an optimizer update its share of its weights, and gathers the weights."""
+    strategy = sharding.strategy
+    stand_ins = [sharding.stand_ins[id(optimizer), id(variable)] for variable in variables]
+
+    def on_replica(gradients: list[tf.Tensor]) -> None:
+        for variable, stand_in, gradient in zip(variables, stand_ins, gradients, strict=True):
+            # Not before the whole gradient is freed, so that the two are not in memory together.
+            with tf.control_dependencies([gradient]):
+                _set(stand_in.value, own_share(tf.convert_to_tensor(variable.value)))
+        pairs = list(zip(gradients, stand_ins, strict=True))
+        compiler.of_update(lambda: _applied(optimizer, pairs), stand_ins, [optimizer])
+        own = [_taken(stand_in.value) for stand_in in stand_ins]
+        whole = gathered(own, [variable.value.shape for variable in variables])
+        for variable, value in zip(variables, whole, strict=True):
+            constraint = variable.constraint
+            _set(variable.value, value if constraint is None else constraint(value))
+
+    if compiler.is_on:  # XLA takes the shapes that the stand-ins have while it is traced
+        with tf.init_scope():
+            for copy in sharding.copies(stand_ins):
+                _set(copy, tf.zeros(copy.shape, copy.dtype))
+    with refusing_reductions(strategy), by_kernels([optimizer]):
+        strategy.run(on_replica, args=(shares,))
+
+
+def _applied(optimizer: keras.optimizers.Optimizer, pairs: list[Any]) -> None:
+    optimizer.apply_gradients(pairs)  # not `apply`, as in `TrainStep.apply`
+
+
+def _set(variable: tf.Variable, value: tf.Tensor) -> None:
+    """Assigns a value of any shape, on the variable's device."""
+    with tf.device(variable.device):
+        tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+
+
+def _taken(variable: tf.Variable) -> tf.Tensor:
+    """Returns the value of a variable, and frees the variable's memory."""
+    value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+    with tf.control_dependencies([value]):
+        _free(variable)
+    return tf.ensure_shape(value, variable.shape)
+
+
+def _free(variable: tf.Variable) -> None:
+    """Frees the memory of a variable: it holds no entries until it is assigned anew."""
+    empty = tf.zeros([0], variable.dtype)
+    if not tf.executing_eagerly():  # else the static shapes would not match
+        empty = tf.raw_ops.PlaceholderWithDefault(input=empty, shape=tf.TensorShape(None))
+    _set(variable, empty)
+
+
+# ------------------------------------------------------------ shares of a tensor
+
+
+def _size_of_share(shape: tf.TensorShape, replicas: int) -> int:
+    return -(-int(shape.num_elements()) // replicas)
+
+
+def _padded(flat: tf.Tensor, size: int) -> tf.Tensor:
+    missing = size - flat.shape[0]
+    return tf.pad(flat, [[0, missing]]) if missing else flat
+
+
+def copied_share(value: tf.Tensor, replica: int, replicas: int) -> tf.Tensor:
+    """Returns a replica's share, [entries of a share], in memory of its own. In any context.
+
+    TensorFlow does not copy a slice of rows, nor a value that is assigned to a variable: a variable
+    to which such a slice is assigned keeps the whole tensor in memory. It copies slices of columns.
+    """
+    size = _size_of_share(value.shape, replicas)
+    row = tf.reshape(value, [1, -1])[:, replica * size : (replica + 1) * size]
+    return _padded(tf.reshape(row, [-1]), size)
+
+
+def own_share(value: tf.Tensor) -> tf.Tensor:
+    """Returns this replica's share of a tensor that all replicas hold. Replica context.
+
+    It may use the memory of the tensor.
+    """
+    context = tf.distribute.get_replica_context()
+    size = _size_of_share(value.shape, context.num_replicas_in_sync)
+    first = int(tf.get_static_value(context.replica_id_in_sync_group)) * size
+    return _padded(tf.reshape(value, [-1])[first : first + size], size)
+
+
+def gathered(shares: Sequence[tf.Tensor], shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:
+    """Returns whole tensors from the shares of all replicas. Replica context.
+
+    Args:
+      shares: This replica's shares.
+      shapes: The shapes of the whole tensors.
+    """
+    rows = gather_over_replicas([share[tf.newaxis] for share in shares])
+    return [
+        tf.reshape(tf.reshape(row, [-1])[: shape.num_elements()], shape)
+        for row, shape in zip(rows, shapes, strict=True)
+    ]
