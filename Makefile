@@ -35,8 +35,7 @@ extras: $(VENV)/.installed
 	  --extra test --extra tables --extra arrayrecord --extra tfds --extra huggingface --extra keras-hub \
 	  --extra mlflow --extra wandb pyproject.toml -o $(EXTRAS)/requirements.txt
 	$(EXTRAS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $(EXTRAS)/requirements.txt
-	$(EXTRAS)/bin/python -m pytest -n $(WORKERS) tests/data/test_libraries.py \
-	  tests/data/readers/test_records.py tests/models/test_hub.py tests/run/trackers/test_services.py
+	$(EXTRAS)/bin/python -m pytest -n $(WORKERS) tests/data/readers tests/models/test_keras_models.py tests/run/test_trackers.py
 
 # The lowest versions that pyproject.toml allows, with the tests of the modules that use them.
 lowest:

@@ -46,8 +46,8 @@ def tables_in(graph: tf.Graph, examples: int) -> dict[int, Table]:
         gathers = [op for op in readers if _gathers_rows(op)]
         of_rows = all(op.type == "Shape" or op in gathers for op in readers)
         of_rows = of_rows and all(op.type == "ResourceGather" for op in others)
-        sizes = [op.inputs[1].shape.num_elements() or 0 for op in [*others, *gathers]]
-        if of_rows and sizes:
+        if of_rows and (others or gathers):
+            sizes = [op.inputs[1].shape.num_elements() or 0 for op in [*others, *gathers]]
             lookups = -(-sum(sizes) // examples) if all(sizes) else 0
             found[id(handle)] = Table(lookups, as_a_whole=bool(gathers))
     return found
