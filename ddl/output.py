@@ -1,6 +1,5 @@
-"""Standard streams, whose failed writes are dropped, and files opened without following links."""
+"""Standard streams, whose failed writes are dropped."""
 
-import errno
 import os
 import sys
 from contextlib import suppress
@@ -82,23 +81,3 @@ def printable(text: str) -> str:
         one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode()
         for one in text
     )
-
-
-def open_itself(path: str | os.PathLike[str], flags: int) -> int:
-    """Opens a file, and never what a link of this name leads to.
-
-    An `opener` for the built-in `open`. A link that another user planted would otherwise make ddl
-    overwrite or extend a file of this user.
-
-    Raises:
-      OSError: If it cannot be opened, or is a symbolic link.
-    """
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
-
-
-def unwritable(path: str | os.PathLike[str], error: OSError) -> str:
-    """Returns the message for a file that cannot be written, with the remedy."""
-    why, remedy = error.strerror, "Check the free disk space and the permissions."
-    if error.errno == errno.ELOOP:
-        why, remedy = "it is a symbolic link", "Remove it."
-    return f"{os.fspath(path)} cannot be written: {why}. {remedy}"

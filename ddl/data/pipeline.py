@@ -22,7 +22,7 @@ from ddl.random import batch_counter
 from ddl.seeds import hashed
 
 _ENDLESS = 2**62
-_SEED, _PADDING = "ddl_seed", "ddl_padding"  # columns beside the features of an item
+_SEED, _COUNTS = "ddl_seed", "ddl_counts"  # columns beside the features of an item
 _AHEAD = 4  # batches: enough to keep the devices busy when one takes longer than others
 _BLOCK_BYTES, _BLOCK_ROWS, _BLOCK = 4 << 20, 2048, 16  # bytes, rows, updates of a call of Python
 _UNROLLED = 16  # examples that one call of tf.data decodes
@@ -308,7 +308,7 @@ class BatchPipeline:
         source, decodes = self.source, self.source.decode is not None
         specs = {"index": tf.TensorSpec([], tf.int64)} if self.resident else dict(source.row_spec)
         if decodes:
-            specs |= {_SEED: tf.TensorSpec([2], tf.int64), _PADDING: tf.TensorSpec([], tf.float32)}
+            specs |= {_SEED: tf.TensorSpec([2], tf.int64), _COUNTS: tf.TensorSpec([], tf.float32)}
         else:
             specs["weight"] = tf.TensorSpec([], tf.float32)
         size = self.global_batch_size * self.batches_per_update // workers.number
@@ -333,8 +333,8 @@ class BatchPipeline:
 
         @tf.autograph.experimental.do_not_convert
         def decoded(rows: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-            seeds, padding = rows.pop(_SEED), rows.pop(_PADDING)
-            return _weighted(_decoded(source, rows, tf.unstack(seeds)), padding)
+            seeds, counts = rows.pop(_SEED), rows.pop(_COUNTS)
+            return _weighted(_decoded(source, rows, tf.unstack(seeds)), counts)
 
         # Repeated, so that it counts as endless: tf.distribute asks others whether they have ended.
         numbers = tf.data.Dataset.range(first, _ENDLESS, count).repeat()
@@ -366,7 +366,7 @@ class BatchPipeline:
         replicas = workers.replicas_of_each
         shape = count, replicas, number, len(index) // (count * replicas * number)
         of_rows = np.broadcast_to(epochs.reshape(count, 1, number, 1), shape).ravel()
-        return {**rows, _SEED: self._seeds(index, of_rows), _PADDING: weight}
+        return {**rows, _SEED: self._seeds(index, of_rows), _COUNTS: weight}
 
     def _seeds(self, index: np.ndarray, epoch: np.ndarray) -> np.ndarray:
         """Returns the seeds of examples in their epochs, int64 [b, 2]."""
@@ -422,11 +422,11 @@ class BatchPipeline:
 
 
 @tf.autograph.experimental.do_not_convert
-def _weighted(features: dict[str, tf.Tensor], padding: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Adds "weight": 0 for padding, else the example's own weight or 1."""
+def _weighted(features: dict[str, tf.Tensor], counts: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Adds "weight": the example's own, or 1; `counts` is 1, and 0 for padding."""
     if "weight" in features:
-        padding *= checked_weight(features["weight"])
-    return {**features, "weight": padding}
+        counts *= checked_weight(features["weight"])
+    return {**features, "weight": counts}
 
 
 def _decoded(source: Source, rows: dict[str, tf.Tensor], seeds: Any) -> dict[str, tf.Tensor]:

@@ -17,7 +17,7 @@ _SUM = tf.distribute.ReduceOp.SUM
 
 
 class AllReduce:
-    """Sums gradients over all replicas, once per update. Cross-replica context, in a graph."""
+    """Sums gradients over all replicas. Cross-replica context, in a graph."""
 
     def __init__(self, strategy: tf.distribute.Strategy, communication: Communication):
         """Keeps the arguments.

@@ -1,8 +1,8 @@
 """Overflow of a gradient: all replicas skip the update, and the loss scale falls.
 
-The check looks at the sum over the replicas, which all of them hold: an infinity on one replica
-makes it infinite on all, so they decide the same. A skipped update leaves weights, slots, averages
-and moving statistics as they were.
+The check looks at the sum over the replicas: an infinity on one replica makes it infinite on all,
+so they decide the same. With shares, each replica checks its own, and all ask each other. A skipped
+update leaves weights, slots, averages and moving statistics as they were.
 
 Micikevicius et al. 2018, "Mixed Precision Training".
 """

@@ -15,7 +15,7 @@ An optimizer that computes entry by entry makes the same update on shares. Both 
 send what an all-reduce sends. A step of one's own may compute with gradients, so those that
 `update.gradients` returns are whole on all replicas, and `update.apply` takes shares of them.
 
-Checkpoints hold whole slots (`ddl.checkpoints.slots`). Averages of the weights are whole.
+Checkpoints hold whole slots (`ddl.checkpoints.contents`). Averages of the weights are whole.
 """
 
 import dataclasses
@@ -151,10 +151,6 @@ class Sharding:
         """Returns the copies of variables on the replicas of this worker."""
         results = self.strategy.experimental_local_results
         return [copy for variable in variables for copy in results(variable.value)]
-
-    def weight_of(self, variable: Any) -> Any:
-        """Returns the weight that a stand-in stands for; any other variable itself."""
-        return self._weights.get(id(variable), variable)
 
     @property
     def handles_of_stand_ins(self) -> frozenset[int]:

@@ -1,11 +1,12 @@
 """One update on every replica, either applied completely or skipped.
 
     cross-replica   the step                        its gradients, each reduced and divided once
-    cross-replica   finite?                         one check of each sum; if not, skip and undo
+    cross-replica   finite?                         one check of each sum
     replica         penalties, clip, apply          the same on every replica
     cross-replica   average of the weights          once per update that is not skipped
 
-The built-in step is `update.minimize(task.per_example, batch)`.
+The built-in step is `update.minimize(task.per_example, batch)`. It looks before it applies. A step
+of the task's own applies first, and all that it changed is restored if a gradient was not finite.
 """
 
 import dataclasses
@@ -241,8 +242,8 @@ class TrainStep:
             changed["gradient_norms"] = state.gradient_norms + norms
         changed["sums"] = state.sums + vector
         # Checked after the loop: if it ended at once, each update would wait for the one before.
-        batches, all_finite = state.batches + 1, tf.math.is_finite(changed["sums"])
-        changed["diverged_for"] = tf.where(all_finite, batches, state.diverged_for)
+        batches, are_finite = state.batches + 1, tf.math.is_finite(changed["sums"])
+        changed["diverged_for"] = tf.where(are_finite, batches, state.diverged_for)
         return state._replace(batches=batches, **changed)
 
     def _move_averages(self, state: TrainingState) -> None:

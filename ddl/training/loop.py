@@ -1,8 +1,8 @@
 """The training loop on the devices: many updates in one `tf.function`, without Python.
 
-self._prepare_iterators   the distributed data sets, `strategy.experimental_distribute_dataset`
+self._prepare_iterators   the distributed data sets (`ddl.data.iterators`)
 self._batches             an update's batches: from iterators, or by rows of resident arrays
-self._update              the update (`ddl.step.train_step`): `strategy.run`, `strategy.reduce`
+self._update              the update (`ddl.step.train_step`)
 self._repeated            the loop over updates, in the form that suits the devices
 """
 

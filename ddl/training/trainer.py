@@ -1,4 +1,4 @@
-"""The Trainer: distributes the data, runs the training loop on the devices, reads the results."""
+"""The Trainer: builds data, losses and update, runs the loop on the devices, reads the results."""
 
 import functools
 import inspect
@@ -137,7 +137,6 @@ class Trainer:
         self.jit_compile = jit_compile
         self.pace = Pace(steps_per_loop)
         self._workers = workers
-
         self._data = data = building.Pipelines(
             *(task, train_data, global_batch_size, accumulation_steps),
             *(seed, shuffle, data_on_device),

@@ -2,7 +2,6 @@ import io
 import re
 
 import pytest
-import rich.progress
 from rich.console import Console
 
 from ddl.run.console import RunConsole, format_figures
@@ -51,29 +50,18 @@ def test_a_terminal_gets_lines_that_are_wrapped_between_words(terminal):
 FIGURES = {"loss": 0.25, "accuracy": 0.5, "examples_per_second": 123456.0}
 
 
-@pytest.mark.parametrize(
-    ("width", "days", "shown"),
-    [
-        (100, 0, r"5,000/10,000 steps \S+ loss 0.25 · accuracy 0.5000 0:00:\d\d · [-\d:]+ left"),
-        (80, 0, r"5,000/10,000 steps \S+ loss 0.25 0:00:\d\d · [-\d:]+ left"),
-        (50, 0, r"5,000/10,000 steps  0:00:\d\d · [-\d:]+ left"),
-        (80, 12, r"5,000/10,000 steps \S+ loss 0.25 12d 03:20 · 12d 03:20 left"),
-        (50, 12, r"5,000/10,000 steps  12d 03:20 · 12d 03:20 left"),
-        (80, 345, r"5,000/10,000 steps \S+ loss 0.25 345d · 345d left"),
-    ],
-)
-def test_figures_and_times_that_fit_are_whole_on_one_line(width, days, shown, monkeypatch):
-    if days:
-        times = property(lambda _: days * 86_400.0 + 12_000)
-        monkeypatch.setattr(rich.progress.Task, "elapsed", times)
-        monkeypatch.setattr(rich.progress.Task, "time_remaining", times)
+@pytest.mark.parametrize("width", [100, 50])
+def test_progress_is_one_line_that_fits(width):
     text = io.StringIO()
     console = RunConsole(Console(file=text, force_terminal=True, width=width))
     console.start(0, 10_000)
     console.advance(5_000, FIGURES)
     console.close()
     lines = re.split(r"\s*[\r\n]+", re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", text.getvalue()))
-    assert re.fullmatch(shown, list(filter(None, lines))[-1])
+    line = list(filter(None, lines))[-1]
+    assert re.match(r"5,000/10,000 steps \(50%\) · 0:00:\d\d · 0:00:\d\d left", line)
+    assert len(line) <= width
+    assert ("loss 0.25 · accuracy 0.5000" in line) == (width == 100)
 
 
 HOSTILE = "[/bold]:smile:\x1b[2J\x9b\u202e"

@@ -85,7 +85,7 @@ class ForEach(Gathering):
     [
         (InStep, {}, "In a step, call it in the loss"),
         (InLoop, {}, "must not be called in a loop"),
-        (ForEach, {}, "with `each`, the gradient of an example must be its own"),
+        (ForEach, {}, "with `each` does not go with ddl.gather"),
         (Gathering, {"accumulation_steps": 2}, r"Gathering.per_example calls ddl.gather.*= 1"),
     ],
 )

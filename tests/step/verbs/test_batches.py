@@ -200,8 +200,8 @@ REFUSED = [
         "two losses have the name 'per_example', or one has it for sources of other",
     ),
     (of_one_source, TWO, 8, "never uses the source 'other'"),
-    (of_two_forms, TWO, {"one": 8}, "gives the sizes of one, but .* has one, other"),
-    (of_two_forms, None, {"one": 8}, "one source without a name"),
+    (of_two_forms, TWO, {"one": 8}, r"that of each source, \['one', 'other'\], got {'one': 8}"),
+    (of_two_forms, None, {"one": 8}, r"that of each source, \[''\], got {'one': 8}"),
     (of_two_forms, TWO, {"one": 8, "other": 0}, "integer of at least 1, got 0"),
 ]
 
