@@ -42,7 +42,7 @@ def run_without_tensorflow(*arguments, cwd=ROOT, **variables):
         ([], "--model_dir is required. Pass a directory"),
         (["--dry_run", "--gpus=x"], "--gpus must be all, none, or numbers such as 0,1, got 'x'"),
         ([*RUN, "--mode=eval", "--checkpoint=last"], "latest, best, or a step, got 'last'"),
-        ([*RUN, "--mode=predict", "--predictions=x.csv"], "ends with .jsonl, .*, got x.csv"),
+        ([*RUN, "--mode=predict", "--predictions=x.csv"], "ends with .jsonl or .npz, got x.csv"),
         ([*RUN, "--profile=110:100"], "two steps, the smaller one first, .* got '110:100'"),
         ([*RUN, "--mode=export", "--profile=1:2"], "--profile has no effect with --mode=export"),
         (

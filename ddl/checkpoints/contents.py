@@ -92,6 +92,12 @@ def _within(item: object, path: str, seen: set[int]) -> Iterator[tuple[str, tf.V
     if isinstance(item, Mapping | list | tuple):
         for key, value in item.items() if isinstance(item, Mapping) else enumerate(item):
             yield from _within(value, f"{path}/{key}", seen)
+    elif isinstance(item, set | frozenset):
+        if any(True for _ in _within([*item], path, set())):
+            raise ConfigError(
+                f"A checkpoint cannot hold the variables of {path}: a set has no order. Keep what "
+                "has them in a list or a dict."
+            )
     elif isinstance(item, keras.Variable):
         yield from _within(item.value, item.path, seen)
     elif id(item) in seen:

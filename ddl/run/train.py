@@ -151,18 +151,24 @@ def try_all(trainer: Trainer, run_plan: RunPlan, evaluates: bool, console: RunCo
         console.line(f"An evaluation of one batch: {format_figures(evaluated)}")
     with TemporaryDirectory(prefix="ddl-dry-run-") as folder:
         directory = RunDirectory(folder)
-        checkpoints = Files.of(directory, trainer, run_plan, console.line).checkpoints
+        files = Files.of(directory, trainer, run_plan, console.line)
+        for writer in (files.json_lines, files.events):
+            writer.write(trainer.step, trainer.epoch_at(trainer.step), "train", made)
+        checkpoints = files.checkpoints
         for callback in run_plan.calls:
             if not isinstance(callback, AfterSave):
                 figures = evaluated if isinstance(callback, AfterEvaluation) else made
-                callback(Moment(trainer, dict(figures).copy))
+                with files.events.summaries("train", trainer.step):
+                    callback(Moment(trainer, dict(figures).copy))
         checkpoints.check()
         checkpoints.save()
         path = checkpoints.written()
         for callback in run_plan.calls:
             if isinstance(callback, AfterSave):
-                callback(Moment(trainer, dict(made).copy, path))
+                with files.events.summaries("train", trainer.step):
+                    callback(Moment(trainer, dict(made).copy, path))
         checkpoints.finish()
+        files.events.close()
         if workers.number == 1 and not traits_of(trainer.strategy).asynchronous:
             checkpoints.restore_latest()
             try:

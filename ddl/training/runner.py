@@ -138,7 +138,7 @@ class LoopRunner:
         if self._is_busy:
             raise ConfigError(
                 f"{call} was called by a callback or an action, while Trainer.train runs. To end "
-                "the run, call moment.end(reason) or trainer.request_stop()."
+                "the run, call trainer.request_stop()."
             )
 
     def check_not_lost(self) -> None:

@@ -51,13 +51,8 @@ def test_workers_that_differ_are_refused_with_the_differences(tmp_path):
     for status, output in finish_all(workers):
         assert status == 1, output
         assert "Worker 1 must have the code, versions, config and flags of worker 0, got" in output
-        told = [
-            line.split(", code")[0].strip() for line in output.splitlines() if "  worker" in line
-        ]
-        assert {line for line in told if line.startswith("worker 1: ")} == {
-            *("worker 1: ddl 9", "worker 1: LEARNING_RATE = 0.5", "worker 1: SEED = 3"),
-        }
-        assert {line.split(" = ")[0] for line in told if line.startswith("worker 0: ")} == {
-            *("worker 0: ddl 0.1.0", "worker 0: LEARNING_RATE", "worker 0: SEED"),
-        }
+        for told in ("ddl 9", "LEARNING_RATE = 0.5", "SEED = 3"):
+            assert f"  worker 1: {told}" in output
+        for told in ("ddl 0.1.0", "LEARNING_RATE = ", "SEED = "):
+            assert f"  worker 0: {told}" in output
     assert not list(model_dir.glob("*"))

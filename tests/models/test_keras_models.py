@@ -66,7 +66,7 @@ def sentences():
 
 
 @gin.register(module="tests")
-def adapted(model: keras.Model, rank: int):
+def low_rank(model: keras.Model, rank: int):
     """Returns a classifier of keras-hub, of which low-rank changes and the head are trained."""
     model.backbone.enable_lora(rank)
     return model
@@ -116,9 +116,9 @@ def test_a_bert_of_keras_hub_trains(tmp_path):
 @needs_keras_hub
 def test_low_rank_adaptation_leaves_the_kernels(tmp_path):
     lora = """
-    Classification.model = @adapted()
-    adapted.model = @keras_hub.models.BertTextClassifier()
-    adapted.rank = 2
+    Classification.model = @low_rank()
+    low_rank.model = @keras_hub.models.BertTextClassifier()
+    low_rank.rank = 2
     """.replace("\n    ", "\n")
     text = BERT.replace("Classification.model = @keras_hub.models.BertTextClassifier()\n", lora)
     paths = moved(trainer_of(tmp_path, "import keras_hub", STANDARD, text))

@@ -66,7 +66,7 @@ def pieces(monkeypatch):
 
     def noted(self, function):
         if self.is_on:
-            traced.append(function.__qualname__)
+            traced.append(getattr(function, "func", function).__qualname__)
         return call(self, function)
 
     monkeypatch.setattr(Compiler, "__call__", noted)

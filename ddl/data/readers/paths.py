@@ -51,7 +51,14 @@ def found_files(files: Paths, name: str) -> list[str]:
 def _check_shards(pattern: str, files: Sequence[str], name: str) -> None:
     """Refuses incomplete sets; a pattern may choose shards, as train-0000?-of-00128 does."""
     shards = map(_SHARD.fullmatch, files)
-    for first, total, end in {shard.group(1, 3, 4) for shard in shards if shard}:
+    sets = {shard.group(1, 3, 4) for shard in shards if shard}
+    if len({(first, end) for first, _, end in sets}) < len(sets):
+        totals = ", ".join(sorted({total for _, total, _ in sets}))
+        raise DataError(
+            f"{name} = {pattern!r} must match one set of shards, but it matches sets of {totals}. "
+            "Remove the older files, or name one set."
+        )
+    for first, total, end in sets:
         begin = int(f"{first}-{total}-of-{total}{end}" in files)  # some programs count from 1
         numbers = range(begin, begin + int(total))
         whole = [f"{first}-{number:0{len(total)}}-of-{total}{end}" for number in numbers]
