@@ -3,7 +3,7 @@
 Small arrays lie on the devices, so that a step gathers its batch there.
 Few dtypes can be gathered on every device: TensorFlow has no GPU kernel for bytes, and keeps int32
 in host memory even for operations on a GPU. Each step would copy a whole array of such a dtype
-between host and device. Such arrays are packed into a dtype that can be gathered.
+between host and device. Such arrays are stored in a wider dtype, and cast in the step.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -21,8 +21,11 @@ from ddl.microbatch import is_compiled
 _RESIDENT_UP_TO_BYTES = 256 << 20
 """Small compared to the memory of any accelerator, and larger than CIFAR-10 (154 MB)."""
 
-_WIDENED = ("int32", "uint32")
-_IN_WORDS = ("int8", "uint8", "int16", "uint16", "uint64")
+_GATHERED_AS = {
+    **{"int8": "float16", "uint8": "float16", "int16": "float32", "uint16": "float32"},
+    **{"int32": "int64", "uint32": "int64", "uint64": "int64"},
+}
+"""Dtypes that hold the values of others, and that TensorFlow gathers on GPUs."""
 
 
 class Batch(NamedTuple):
@@ -60,66 +63,44 @@ def static_slice(rows: tf.Tensor, first: tf.Tensor | int, size: int) -> tf.Tenso
 
 
 def packed(array: np.ndarray, for_gpus: bool) -> np.ndarray:
-    """Packs an array for a device.
+    """Returns an array [n, …] in a dtype that can be gathered on its device.
 
     Args:
       array: Examples [n, …].
-      for_gpus: Whether GPUs gather from it. There int32 would be kept in host memory. So would no
-        words of float32, but a check for NaN (tf.debugging.enable_check_numerics) would find NaN
-        among the integers in them.
-
-    Returns:
-      The array itself; or int64 [n, …]; or words that hold its rows, int64 [n, words].
+      for_gpus: Whether GPUs gather from it.
     """
     array = taken_by_tensorflow(array)
-    if for_gpus and array.dtype.name in _WIDENED:
-        return array.astype(np.int64)
-    if not for_gpus or array.dtype.name not in _IN_WORDS:
-        return array
-    rows = array.reshape(len(array), -1)
-    missing = -rows.shape[1] % (8 // array.dtype.itemsize)
-    return np.ascontiguousarray(np.pad(rows, [(0, 0), (0, missing)])).view(np.int64)
+    dtype = _GATHERED_AS.get(array.dtype.name, array.dtype) if for_gpus else array.dtype
+    return array.astype(dtype, copy=False)
 
 
-class ResidentArrays:
-    """The arrays of a source, packed, on the devices of a strategy.
+def are_resident(source: Any, wanted: bool | Literal["auto"]) -> bool:
+    """Returns whether the arrays of a source reside on the devices.
 
-    Attributes:
-      are_used: Whether batches are gathered on the devices.
+    Args:
+      source: The examples, a `Source` or a stream.
+      wanted: Whether they should; `auto`: up to 256 MiB.
+
+    Raises:
+      ConfigError: If `wanted` is True and the source is not numeric arrays.
     """
+    arrays = numeric_arrays(source)
+    if wanted is True and arrays is None:
+        raise ConfigError(f"data_on_device = True needs arrays of numbers, got {source.name}.")
+    small = sum(array.nbytes for array in (arrays or {}).values()) <= _RESIDENT_UP_TO_BYTES
+    return arrays is not None and (small if wanted == "auto" else wanted)
 
-    def __init__(self, source: Any, wanted: bool | Literal["auto"]):
-        """Decides whether the arrays reside on the devices; places nothing yet.
 
-        Args:
-          source: The examples, a `Source` or a stream.
-          wanted: Whether the arrays reside on the devices; `auto`: up to 256 MiB.
+def placed(source: Any, strategy: tf.distribute.Strategy) -> dict[str, Any]:
+    """Puts a source's arrays on each replica's device. Cross-replica context, also while tracing.
 
-        Raises:
-          ConfigError: If `wanted` is True and the source is not numeric arrays.
-        """
-        self._arrays = numeric_arrays(source)
-        if wanted is True and self._arrays is None:
-            raise ConfigError(f"data_on_device = True needs arrays of numbers, got {source.name}.")
-        small = sum(a.nbytes for a in (self._arrays or {}).values()) <= _RESIDENT_UP_TO_BYTES
-        is_wanted = small if wanted == "auto" else wanted
-        self.are_used = self._arrays is not None and is_wanted
-        self._placed: tuple[tf.distribute.Strategy, dict[str, Any]] | None = None
-
-    def on_devices(self, strategy: tf.distribute.Strategy) -> dict[str, Any]:
-        """Returns the arrays on each replica's device, per-replica; {} if they are not used.
-
-        Cross-replica context, eager or while tracing.
-        """
-        if not self.are_used:
-            return {}
-        if self._placed is None or self._placed[0] is not strategy:
-            assert self._arrays is not None
-            for_gpus = path_of(strategy).packs_int32
-            values = {name: packed(array, for_gpus) for name, array in self._arrays.items()}
-            with tf.init_scope():
-                self._placed = (strategy, on_each_replica(strategy, lambda _: values))
-        return self._placed[1]
+    Returns:
+      Packed arrays by feature, per-replica.
+    """
+    for_gpus = path_of(strategy).packs_int32
+    values = {name: packed(one, for_gpus) for name, one in (numeric_arrays(source) or {}).items()}
+    with tf.init_scope():
+        return on_each_replica(strategy, lambda _: values)
 
 
 def numeric_arrays(source: Any) -> dict[str, np.ndarray] | None:
@@ -143,19 +124,7 @@ def gather(
     Returns:
       Features [b, …] of the source's dtypes.
     """
-    return {name: _unpacked(tf.gather(arrays[name], indices), spec[name]) for name in spec}
-
-
-def _unpacked(rows: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
-    if rows.dtype == spec.dtype:
-        return rows
-    if spec.dtype.name in _WIDENED:
-        return tf.cast(rows, spec.dtype)
-    values = tf.reshape(tf.bitcast(rows, spec.dtype), [rows.shape[0], -1])
-    size = spec.shape.num_elements()
-    if values.shape[1] != size:  # the last word is not full
-        values = values[:, :size]
-    return tf.reshape(values, [rows.shape[0], *spec.shape])
+    return {n: tf.cast(tf.gather(arrays[n], indices), one.dtype) for n, one in spec.items()}
 
 
 def on_each_replica(strategy: tf.distribute.Strategy, values: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from ddl.data.batch import Batch, ResidentArrays, gather, row_of, static_slice
+from ddl.data.batch import Batch, are_resident, gather, placed, row_of, static_slice
 from ddl.data.features import checked_weight
 from ddl.data.iterators import iterator_of
 from ddl.data.order import batch_indices, steps_per_epoch
@@ -86,8 +86,8 @@ class BatchPipeline:
         self.num_examples = len(source) if isinstance(source, Source) else source.num_examples
         self.batches_per_update = 1
         steps_per_epoch(self.num_examples or 1, global_batch_size)  # checks the sizes
-        self._arrays = ResidentArrays(source, resident)
-        self.resident = self._arrays.are_used
+        self.resident = are_resident(source, resident)
+        self._placed: tuple[tf.distribute.Strategy, dict[str, Any]] | None = None
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -188,7 +188,11 @@ class BatchPipeline:
 
         The first call places the arrays. Cross-replica context, eager or while tracing.
         """
-        return self._arrays.on_devices(strategy)
+        if not self.resident:
+            return {}
+        if self._placed is None or self._placed[0] is not strategy:
+            self._placed = (strategy, placed(self.source, strategy))
+        return self._placed[1]
 
     def gathered(self, batch: Batch, strategy: tf.distribute.Strategy) -> Batch:
         """Returns the batch with its examples in place of their indices. Cross-replica context.

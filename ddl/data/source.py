@@ -1,6 +1,5 @@
 """Examples with random access: a length, an index, and one specification of all examples."""
 
-import contextlib
 import re
 import threading
 import time
@@ -131,6 +130,8 @@ class Source:
         self.error: Exception | None = None
         self._decode: Any = None
         self._lock = threading.Lock()
+        self._forms: set[Any] = set()  # dtypes and shapes of items that are like item 0
+        self.row_spec: dict[str, tf.TensorSpec] = {}
         self._read_rows = getattr(items, "rows", None)
         self._read_items = getattr(items, "__getitems__", None)
         self._check_protocol()
@@ -185,13 +186,10 @@ class Source:
             self.error = error
             raise
 
-    def undecodable(self, indices: Sequence[int] | None = None) -> DataError | None:
+    def undecodable(self) -> DataError | None:
         """Looks for the first item that `decode` fails on, for at most a minute.
 
         TensorFlow's error does not tell which it is.
-
-        Args:
-          indices: Items among which it is; None: all.
 
         Returns:
           An error that names it, by `items.describe(index)` if the items have it; None if none is
@@ -200,7 +198,7 @@ class Source:
         until = time.monotonic() + _LOOKED_FOR_SECONDS
         if self.decode is None:
             return None
-        for index in range(len(self)) if indices is None else indices:
+        for index in range(len(self)):
             rows = self.rows(np.array([index]))
             item = {name: tf.constant(column[0]) for name, column in rows.items()}
             try:
@@ -222,36 +220,11 @@ class Source:
         numbers = indices.tolist()
         with self._lock:  # a user's object may hold an open file
             items = self._read(numbers)
-            if (columns := self._columns(items)) is not None:
-                return columns
-            examples = [self._example(*one) for one in zip(numbers, items, strict=True)]
-        for number, example in zip(numbers, examples, strict=True):
-            features.check_like_first(
-                features.spec_of(example), self.row_spec, f"Item {number:,} of {self.name}"
-            )
+        examples = [self._example(*one) for one in zip(numbers, items, strict=True)]
         return {
             name: features.taken_by_tensorflow(np.stack([one[name] for one in examples]))
             for name in self.row_spec
         }
-
-    def _columns(self, items: list[Any]) -> dict[str, np.ndarray] | None:
-        """Returns the rows of items that are evidently like item 0; None of any others."""
-        names = self.row_spec.keys()
-        with contextlib.suppress(DataError):
-            items = [features.named(item, "") if type(item) is tuple else item for item in items]
-        if not all(type(item) is dict and item.keys() == names for item in items):
-            return None
-        columns = {}
-        for name, spec in self.row_spec.items():
-            try:
-                columns[name] = column = np.array([item[name] for item in items])
-            except (ValueError, TypeError):  # they differ in shape
-                return None
-            # Text may be anything else.
-            is_like = column.shape[1:] == spec.shape and column.dtype == spec.dtype.as_numpy_dtype
-            if not is_like or column.dtype == object:
-                return None
-        return columns
 
     def _read(self, numbers: list[int]) -> list[Any]:
         number = numbers[0]
@@ -278,9 +251,17 @@ class Source:
         return found
 
     def _example(self, number: int, item: Any) -> dict[str, np.ndarray]:
+        """Returns an item as arrays, after checking that it is like the first, if that is known."""
         what = f"Item {number:,} of {self.name}"
         named = features.named(item, what)
-        return {name: features.array_of(value, name, what) for name, value in named.items()}
+        example = {name: features.array_of(value, name, what) for name, value in named.items()}
+        form = features.form_of(example)
+        if form not in self._forms:
+            spec = features.spec_of(example)
+            self.row_spec = self.row_spec or spec
+            features.check_like_first(spec, self.row_spec, what)
+            self._forms.add(form)
+        return example
 
     def _check_protocol(self) -> None:
         indexed = self._read_items is not None or self._read_rows is not None

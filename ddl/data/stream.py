@@ -382,8 +382,7 @@ class Stream:
         where = f"Element {number:,} of {self.name}"
         named = features.named(element, where, int(self._yields_batches))
         example = {name: features.array_of(one, name, where) for name, one in named.items()}
-        form = tuple((name, one.dtype, one.shape) for name, one in example.items())
-        if form not in self._forms or any(one.dtype == object for one in example.values()):
+        if (form := features.form_of(example)) not in self._forms:
             spec = _example_spec(features.spec_of(example), self._yields_batches, where)
             self.element_spec = self.element_spec or spec
             features.check_like_first(spec, self.element_spec, where)

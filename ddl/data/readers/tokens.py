@@ -1,9 +1,7 @@
 """Tokens for language models: windows of a running text, and documents, packed or padded."""
 
-import bisect
 import os
 import zlib
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -256,25 +254,15 @@ def _packing(lengths: np.ndarray, row_length: int, seed: int) -> np.ndarray:
     """Returns the row of each document, int64 [n]: best fit, the longest first."""
     order = np.lexsort([_random_words(seed, 0, len(lengths)), -lengths])
     row_of = np.empty(len(lengths), np.int64)
-    rows = 0
-    with_space: dict[int, list[int]] = defaultdict(list)  # rows by their free space
-    spaces: list[int] = []  # the keys of `with_space` that have rows, rising
+    with_space: list[list[int]] = [[] for _ in range(row_length)]  # rows by their free space
+    with_space.append(list(range(len(lengths)))[::-1])  # the empty rows, the first one last
+    has_rows = np.arange(row_length + 1) == row_length
     for document, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
-        place = bisect.bisect_left(spaces, length)
-        if place == len(spaces):
-            row, free = rows, row_length
-            rows += 1
-        else:
-            free = spaces[place]
-            row = with_space[free].pop()
-            if not with_space[free]:
-                del spaces[place]
-        row_of[document] = row
-        free -= length
-        if free:
-            if not with_space[free]:
-                bisect.insort(spaces, free)
-            with_space[free].append(row)
+        free = length + int(np.argmax(has_rows[length:]))
+        row_of[document] = row = with_space[free].pop()
+        has_rows[free] = bool(with_space[free])
+        with_space[free - length].append(row)
+        has_rows[free - length] = True
     return row_of
 
 
