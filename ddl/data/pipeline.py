@@ -15,7 +15,7 @@ from ddl.data.iterators import iterator_of
 from ddl.data.order import batch_indices, steps_per_epoch
 from ddl.data.source import Source
 from ddl.data.stream import Stream
-from ddl.distribution.path import path_of
+from ddl.distribution.path import CPU, path_of
 from ddl.distribution.workers import Workers
 from ddl.microbatch import Microbatch
 from ddl.random import batch_counter
@@ -144,9 +144,13 @@ class BatchPipeline:
         dataset = self._updates(first_update, workers, reader)
         if repeats and self.steps_per_epoch is not None:
             dataset = dataset.take(self.steps_per_epoch).repeat()
-        dataset = self._sent(dataset, path_of(strategy).packs_int32)
+        path = path_of(strategy)
+        dataset = self._sent(dataset, path.packs_int32)
         if workers.number == 1:
-            iterator = iterator_of(_finished(dataset, not self.resident), strategy)
+            # A single CPU needs no copies to devices, which take as long as to read small batches.
+            is_alone = path == CPU and strategy.num_replicas_in_sync == 1
+            dataset = _finished(dataset, not self.resident)
+            iterator = iterator_of(dataset, None if is_alone else strategy)
         else:  # `experimental_distribute_dataset` would batch anew over the replicas of all workers
             own = _finished(_by_replica(dataset, workers.replicas_of_each), not self.resident)
             iterator = iterator_of(strategy.distribute_datasets_from_function(lambda _: own))

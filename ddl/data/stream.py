@@ -352,7 +352,7 @@ class Stream:
         def read(number: np.ndarray) -> list[np.ndarray]:
             with self._data_errors():
                 batch = self._checked(int(number), batches.data[int(number)])
-                return [batch[name] for name in self.element_spec]
+                return [np.array(batch[name]) for name in self.element_spec]  # may be refilled
 
         if self._first is None:
             self._checked(0, batches.data[0])

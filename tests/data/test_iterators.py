@@ -37,5 +37,5 @@ def test_all_iterators_end(kind):
     with pytest.raises(Exception, match="NoneType|None|list index"):
         next(iterator)
     (made,) = made_by(iterator)
-    name = "_iterator_resource" if kind == "default" else "_multi_device_iterator_resource"
+    name = "_multi_device_iterator_resource" if kind == "mirrored" else "_iterator_resource"
     assert getattr(made, name) is None

@@ -172,6 +172,21 @@ def test_wrong_data_are_refused_at_the_start(make, told):
         stream(make())
 
 
+def test_a_py_dataset_may_refill_its_arrays():
+    memory = np.zeros(24, np.int64)  # TensorFlow takes an array at a multiple of 64 bytes as it is
+    label = memory[-memory.ctypes.data % 64 // 8 :][:3]
+
+    class Refilling(keras.utils.PyDataset):
+        def __len__(self):
+            return 50
+
+        def __getitem__(self, number):
+            label[:] = range(3 * number, 3 * number + 3)
+            return {"label": label}
+
+    assert sum(labels(Refilling(), 3, count=50), []) == list(range(150))
+
+
 def test_the_workers_of_a_py_dataset_read_at_once():
     both = threading.Barrier(2)
 
