@@ -1,4 +1,4 @@
-"""Gradient communication between replicas: buffers, timeout and collectives."""
+"""Gradient communication between replicas: buffers and collectives."""
 
 import dataclasses
 import itertools
@@ -26,10 +26,8 @@ def number_collectives(strategy: tf.distribute.Strategy) -> None:
     _NUMBERED.add(strategy)
     extended = strategy.extended
     extended._collective_key_base = next(_KEYS)
-    was, extended._collective_ops = (
-        extended._collective_ops,
-        extended._make_collective_ops_with_fallbacks(),
-    )
+    was = extended._collective_ops
+    extended._collective_ops = extended._make_collective_ops_with_fallbacks()
     if extended._cross_device_ops is was:
         extended._cross_device_ops = extended._collective_ops
 
@@ -45,12 +43,9 @@ class Communication:
         0 makes one buffer. The default is large enough that latency does not dominate a transfer,
         and small enough that a model with 100 MB of gradients sends most of them while the backward
         pass computes the others.
-      timeout_seconds: Seconds after which a collective that a peer has not joined raises an error;
-        None waits forever.
     """
 
     bytes_per_pack: int = 32 << 20
-    timeout_seconds: float | None = None
 
     def options(self) -> tf.distribute.experimental.CommunicationOptions:
         """Returns the options as TensorFlow's hints for `extended.batch_reduce_to`.
@@ -61,7 +56,6 @@ class Communication:
         implementation = tf.distribute.experimental.CommunicationImplementation
         return tf.distribute.experimental.CommunicationOptions(
             bytes_per_pack=self.bytes_per_pack,
-            timeout_seconds=self.timeout_seconds,
             # TensorFlow would take NCCL, which needs a GPU for each replica.
             implementation=implementation.RING if split_into("GPU") > 1 else implementation.AUTO,
         )

@@ -5,7 +5,6 @@ updates, so they must agree here on each loop's length, where a run stops and wh
 """
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
@@ -13,10 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.distribution.traits import traits_of
-from ddl.errors import ConfigError, DdlError
+from ddl.errors import DdlError
 
 _SUMMING = "_ddl_summing"
-_ALONE = "_ddl_alone"
 
 
 class Workers:
@@ -107,41 +105,12 @@ class Workers:
         matrix[self.index] = values
         return self._total(matrix.ravel()).reshape(matrix.shape)
 
-    def check_together(self, call: str) -> None:
-        """Checks that all processes can take part in a call, and none would wait forever.
-
-        Raises:
-          ConfigError: Within `alone`, if there are several processes.
-        """
-        what = getattr(self._strategy, _ALONE, None)
-        if what is not None and self.number > 1:
-            raise ConfigError(
-                f"{call} needs all {self.number} workers, but {what} runs on one alone, "
-                "which would wait forever. Pass on='all'."
-            )
-
     def _total(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
         """Sums values [n] over the processes: float64 [n]."""
         if self.number == 1:
             return np.asarray(values, np.float64)
-        self.check_together("The call")
         total = _summing_of(self._strategy)(tf.constant(values, tf.float64)).numpy()
         return total / self.replicas_of_each
-
-
-@contextlib.contextmanager
-def alone(strategy: tf.distribute.Strategy, what: str) -> Iterator[None]:
-    """Refuses calls that need all processes within the `with` block, which one process runs.
-
-    Args:
-      strategy: The strategy.
-      what: Name of the work, for the error.
-    """
-    setattr(strategy, _ALONE, what)
-    try:
-        yield
-    finally:
-        setattr(strategy, _ALONE, None)
 
 
 def _summing_of(strategy: tf.distribute.Strategy) -> Callable[[tf.Tensor], tf.Tensor]:
@@ -150,11 +119,11 @@ def _summing_of(strategy: tf.distribute.Strategy) -> Callable[[tf.Tensor], tf.Te
     # weak one, since the function refers to its strategy. It is traced once per shape, since
     # collectives need static shapes.
     if not hasattr(strategy, _SUMMING):
-        total = functools.partial(_sum, strategy)
-        setattr(strategy, _SUMMING, tf.function(total, autograph=False))
+
+        @tf.function(autograph=False)
+        def total(values: tf.Tensor) -> tf.Tensor:
+            per_replica = strategy.run(tf.identity, args=(values,))
+            return strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica, axis=None)
+
+        setattr(strategy, _SUMMING, total)
     return cast(Callable[[tf.Tensor], tf.Tensor], getattr(strategy, _SUMMING))
-
-
-def _sum(strategy: tf.distribute.Strategy, values: tf.Tensor) -> tf.Tensor:
-    per_replica = strategy.run(tf.identity, args=(values,))
-    return strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica, axis=None)

@@ -235,6 +235,5 @@ def _all_to_all(launcher: Any, rows: tf.Tensor) -> tf.Tensor:
         launcher._group_key,
         launcher._next_instance_key(),
         communication_hint=options.implementation.value,
-        timeout=options.timeout_seconds or 0,
         ordering_token=launcher._get_ordering_token(),
     )

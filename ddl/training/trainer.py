@@ -411,13 +411,12 @@ class Trainer:
         self._weights.check_not_applied()
 
     def _check_call(self, method: str, others: Sequence[Any] = ()) -> None:
-        """Raises ConfigError for several data sets, and where not all workers can take part."""
+        """Raises ConfigError for several data sets, or if an error cut off an update."""
         if others:
             raise ConfigError(
                 f"{method} takes one data set, got {1 + len(others)} positional arguments. Pass "
                 f"inputs and labels as one argument: {method}((x, y))."
             )
-        self._workers.check_together(f"Trainer.{method}")
         self._runner.check_not_lost()
 
     @property
