@@ -265,8 +265,7 @@ class MultiLabel(Supervised):
     def _compared(self, head: Head, labels: tf.Tensor, outputs: tf.Tensor) -> Compared:
         # Not every source has the values as an array to check.
         labels = tf.cast(labels, outputs.dtype)
-        is_either = (labels == 0) | (labels == 1)
-        labels = tf.where(is_either, tf.cast(labels, outputs.dtype), np.nan)
+        labels = tf.where((labels == 0) | (labels == 1), labels, np.nan)
         message = f"Feature {head.label!r} has a value other than 0 and 1 (MultiLabel)"
         labels = tf.debugging.check_numerics(labels, message)
         loss = tf.reduce_mean(head.loss(labels, outputs), axis=-1)

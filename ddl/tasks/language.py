@@ -75,6 +75,13 @@ class LanguageModel(Classification):
                 f"model {self.model.name!r} takes no 'segment', so that tokens would attend to "
                 "them. Build it with packed=True, or write a model that takes a dict of features."
             )
+        read = {"length", "segment", self._weight_name} & {*spec}
+        if read == {"length"} and not (isinstance(given, Mapping) and "length" in given):
+            raise DataError(
+                f"The data have the feature 'length', which {self._name} does not read, so padding "
+                f"would count as tokens. Give 'segment' or {self._weight_name!r}, 0 for padding "
+                "(ddl.data.packed with alone=True makes both)."
+            )
         vocabulary = (output_shape(self.model) or (None,))[-1]
         check_range(source, self.input_name, vocabulary, "Tokens", self._remedy)
 

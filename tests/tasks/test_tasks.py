@@ -143,6 +143,12 @@ BAD_DATA = [
         r"'gpt' takes no 'segment', .* Build it with packed=True",
     ),
     (
+        lambda model: ddl.MaskedLanguageModel(model, ddl.layers.TokenMasking(10, 10)),
+        small_bert,
+        {"token": TOKENS, "length": TWO},
+        "'length', which MaskedLanguageModel does not read, .*'segment' or 'mask_weight'",
+    ),
+    (
         ddl.Segmentation,
         of_pixels,
         {"image": IMAGES, "label": PIXELS + 255},

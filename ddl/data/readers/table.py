@@ -34,8 +34,8 @@ def table(
       features: Columns by the name of the feature: the name of one column gives [n], a list of
         names gives float32 [n, columns]. None makes each column a feature.
       categories: For columns of text, or of numbers that stand for categories: their values, in
-        the order of the numbers 0, 1, … that replace them. Give training and evaluation data the
-        same.
+        the order of the numbers 0, 1, … that replace them, each once. Give training and evaluation
+        data the same.
       separator: Text between the columns of CSV files; of `.tsv` files it is a tab.
 
     Returns:
@@ -112,7 +112,11 @@ def _part(name: str, column: Any, file: str, values: Sequence[Any] | None) -> np
     if column.null_count:
         bad, reason = column.is_null().to_numpy(), "a value is missing. Fill it in"
     elif values is not None:
-        array = np.asarray(pandas.Categorical(found, categories=list(values)).codes, np.int64)
+        try:
+            array = np.asarray(pandas.Categorical(found, categories=list(values)).codes, np.int64)
+        except ValueError as error:
+            text = f"table.categories of {name!r}: {error}, got {list(values)!r:.200}. Correct it."
+            raise DataError(text) from error
         bad, reason = array < 0, f"it is none of table.categories, {list(values)!r:.200}"
     elif found.dtype.kind not in "biuf":
         texts = pandas.Series([str(value) for value in found])

@@ -55,6 +55,11 @@ def test_columns_become_features(file, tmp_path):
             {"categories": {"color": ["red"]}},
             r"'blue' in row 1 of .*none of table.categories, \['red'\]",
         ),
+        (
+            CSV,
+            {"categories": {"color": ["red", "blue", "red"]}},
+            r"table.categories of 'color': .* unique, got \['red', 'blue', 'red'\]",
+        ),
         ("a,b\n1,2\n,3\n", {}, r"'a' .* holds None in row 1 of .*t\.csv .*a value is missing"),
         ("a,b\n1\n", {}, "(?s)t.csv could not be read: .* table.separator"),
     ],
