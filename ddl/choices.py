@@ -23,7 +23,6 @@ STRATEGIES: tuple[str, ...] = get_args(StrategyName)
 MODES: tuple[str, ...] = get_args(Mode)
 PINS: tuple[str, ...] = get_args(Pin)
 JIT_COMPILE: tuple[str, ...] = get_args(JitCompile)
-BATCH_MOMENTS: tuple[str, ...] = get_args(BatchMoments)
 CLUSTERS: tuple[str, ...] = get_args(ClusterName)
 
 PREDICTIONS = (".jsonl", ".npz")

@@ -124,10 +124,5 @@ def is_of_user(file: str) -> bool:
     """Returns whether a file is the user's: not of ddl, Python or an installed package."""
     if file.startswith("<") or "__autograph_generated_file" in file or not os.path.isfile(file):
         return False
-    return not is_of_library(file)
-
-
-def is_of_library(file: str) -> bool:
-    """Returns whether a file is of ddl, Python or an installed package; notebooks are not."""
     file = os.path.abspath(file)
-    return bool(file.startswith(_LIBRARIES) or _INSTALLED.search(file))
+    return not (file.startswith(_LIBRARIES) or _INSTALLED.search(file))

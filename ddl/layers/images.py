@@ -297,7 +297,7 @@ def partners(values: Sequence[tf.Tensor], asking: str) -> Partners:
             "set a shape that is lost by tf.ensure_shape."
         )
     if current is None:
-        return _neighbours(values, None)
+        return neighbours(values, None)
     if current.rows != rows:
         raise ConfigError(
             f"{asking} must get one row for each of the {current.rows} examples, got {rows} rows. "
@@ -312,35 +312,11 @@ def partners(values: Sequence[tf.Tensor], asking: str) -> Partners:
         )
     if current.pairing is not None:
         return current.pairing(values, current.mask)
-    return _neighbours(values, current.mask)
+    return neighbours(values, current.mask)
 
 
-class HeldPartners:
-    """Finds partners in one pass, and gives the same to later passes, whatever they compute.
-
-    Attributes:
-      found: The partners that each call got, in the order of the calls.
-    """
-
-    def __init__(self, found: Sequence[Partners] | None = None):
-        """Takes what to give.
-
-        Args:
-          found: `found` of an earlier pass; None to record.
-        """
-        self.found: list[Partners] = list(found or [])
-        self._given = None if found is None else iter(found)
-
-    def __call__(self, values: Sequence[tf.Tensor], mask: tf.Tensor | None) -> Partners:
-        """Returns the given partners, or else finds and records them."""
-        if self._given is not None:
-            return next(self._given)
-        self.found.append(_neighbours(values, mask))
-        return self.found[-1]
-
-
-def _neighbours(values: Sequence[tf.Tensor], mask: tf.Tensor | None) -> Partners:
-    """Swaps the rows 2k and 2k + 1; an odd last row gets itself, and is masked."""
+def neighbours(values: Sequence[tf.Tensor], mask: tf.Tensor | None) -> Partners:
+    """Swaps rows 2k and 2k + 1 (`Microbatch.pairing`); an odd last one gets itself, masked."""
     rows = values[0].shape[0]
     order = tf.constant([min(row ^ 1, rows - 1) for row in range(rows)], tf.int64)
     found = [_taken(each, order) for each in values]

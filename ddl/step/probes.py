@@ -35,11 +35,11 @@ from ddl.data.checks import data_errors
 from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError, DdlError
-from ddl.layers.images import HeldPartners, Partners
+from ddl.layers.images import Partners, neighbours
 from ddl.layers.lookups import look_up_rows
 from ddl.layers.normalization import take_over_moments
 from ddl.metrics.values import tensors_by_name
-from ddl.microbatch import HeldMoments, Microbatch, without_traces_of_the_user
+from ddl.microbatch import Held, HeldMoments, Microbatch, without_traces_of_the_user
 from ddl.random import batch_counter
 from ddl.step.effects import (
     Generators,
@@ -53,7 +53,7 @@ from ddl.step.loss import Form, Loss
 from ddl.step.metric_sums import MetricSums, check_dimensions
 from ddl.step.moving_statistics import allow_replica_writes, restoring
 from ddl.step.rows import tables_in
-from ddl.tasks.gather import Gathered, HeldRows
+from ddl.tasks.gather import Gathered, own_rows
 from ddl.tasks.parts import layers_of, models_of, variables_of
 from ddl.tasks.task import PerExample, Task, check_read, names_resembling_weight
 from ddl.user_code import message_of
@@ -203,8 +203,8 @@ class Probe:
             rows=rows,
             position=None if self.training else zero,
             held_moments=HeldMoments(moments),
-            gathering=HeldRows(gathered),
-            pairing=HeldPartners(partners),
+            gathering=Held(own_rows, gathered),
+            pairing=Held(neighbours, partners),
             mask=mask,
             drawn={},
         )
@@ -297,7 +297,7 @@ class Probe:
             check_read(weights, type(self.task).__name__, output)
             self.read.update(weights)  # an evaluation may leave out what training reads
             moments: Any = current.held_moments
-            now = _Held(moments.moments, current.gathering.gathered, current.pairing.found)
+            now = _Held(moments.moments, current.gathering.found, current.pairing.found)
             found.append((output, current, now))
 
         @tf.function(autograph=False)

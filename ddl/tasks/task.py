@@ -99,11 +99,7 @@ def evaluation_loss(task: Any) -> LossFunction | None:
     """Returns a task's `evaluate` with the arguments of a loss; None if it has no such method."""
     if not hasattr(task, "evaluate"):
         return None
-
-    def evaluate(features: dict[str, Any], training: bool) -> PerExample:
-        return task.evaluate(features)
-
-    return evaluate
+    return lambda features, training: task.evaluate(features)
 
 
 def check_task(task: Any) -> None:

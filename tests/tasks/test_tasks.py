@@ -158,7 +158,7 @@ BAD_DATA = [
         ddl.MultiLabel,
         lambda: mlp((8, 8, 1), 3),
         {"image": IMAGES, "label": np.array([[0, 1, 1], [0, 2, 1]])},
-        r"must be 0 or 1, got \[0, 2, 1\] in example 1",
+        r"must be from 0 to 1, got 0 to 2 \(first in example 1\). For one class",
     ),
     (
         ddl.Classification,
