@@ -101,7 +101,7 @@ def _check_input(model: keras.Model, name: str, spec: tf.TensorSpec, taken: Any)
         wanted, got = "numbers", "is text"
     elif spec.dtype.is_floating and tf.as_dtype(taken.dtype).is_integer:
         wanted, got = "must be integers", f"is {spec.dtype.name}"
-    elif not fits(without_one(expected), without_one(given)):  # Keras adds or removes a last 1
+    elif not without_one(expected).is_compatible_with(without_one(given)):  # as Keras does
         wanted, got = str(expected), f"has shape {given}"
         remedy = f"Set the size of the model's inputs to {given}, or reshape the feature."
     if wanted:
@@ -111,14 +111,9 @@ def _check_input(model: keras.Model, name: str, spec: tf.TensorSpec, taken: Any)
         )
 
 
-def fits(expected: Sequence[int | None], given: Sequence[int | None]) -> bool:
-    """Returns whether a shape is as expected; None stands for any size."""
-    return tf.TensorShape(expected).is_compatible_with(given)
-
-
-def without_one(shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+def without_one(shape: tuple[int | None, ...]) -> tf.TensorShape:
     """Returns a shape without a last dimension of 1."""
-    return shape[:-1] if shape and shape[-1] == 1 else shape
+    return tf.TensorShape(shape[:-1] if shape and shape[-1] == 1 else shape)
 
 
 def check_model(model: Any, task: str) -> None:
@@ -146,7 +141,7 @@ def check_range(source: Any, name: str, end: int | None, what: str, remedy: str)
       what: Description of the feature for the error.
       remedy: The last sentence of the error.
     """
-    values = arrays_of(source).get(name)
+    values = (getattr(source, "arrays", None) or {}).get(name)
     if values is None or end is None or not values.size:
         return
     low, high = int(values.min()), int(values.max())
@@ -171,18 +166,13 @@ def check_label(
       shape: Shape that it must have; None stands for any size, or for any shape.
     """
     is_kind = spec.dtype.is_integer if form.startswith("integer") else spec.dtype != tf.string
-    if not is_kind or not (shape is None or fits(shape, spec.shape)):
+    if not is_kind or not (shape is None or spec.shape.is_compatible_with(shape)):
         wanted, given = (str(("n", *x)).replace("'", "") for x in (shape or (), spec.shape))
         kind = "text" if spec.dtype == tf.string else spec.dtype.name
         raise DataError(
             f"Labels of {type(task).__name__} must be {form}, shape {wanted}, got feature "
             f"{name!r}: {kind} of shape {given}. {task._remedy}"
         )
-
-
-def arrays_of(source: Any) -> Mapping[str, np.ndarray]:
-    """Returns the features of a source that are arrays in memory."""
-    return getattr(source, "arrays", None) or {}
 
 
 def in_float32(outputs: tf.Tensor) -> tf.Tensor:

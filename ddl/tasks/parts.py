@@ -48,12 +48,9 @@ def variables_of(holders: Iterable[Any]) -> list[tf.Variable]:
     Returns:
       The variables; a mirrored variable is returned as its replica-local copies.
     """
-    found: dict[int, tf.Variable] = {}
-    for holder in holders:
-        for item in _items(list(getattr(holder, "__dict__", {}).values())):
-            for variable in _variables(item):
-                found.update({id(copy): copy for copy in copies_of(variable)})
-    return list(found.values())
+    items = _items([list(getattr(holder, "__dict__", {}).values()) for holder in holders])
+    variables = (variable for item in items for variable in _variables(item))
+    return list({id(copy): copy for v in variables for copy in copies_of(v)}.values())
 
 
 def _items(value: Any) -> Iterator[Any]:

@@ -206,7 +206,7 @@ class Supervised:
             labels = labels[..., tf.newaxis]  # else each label would meet all outputs
         loss = tf.convert_to_tensor(head.loss(labels, outputs))
         metrics = {name: metric(labels, outputs) for name, metric in head.metrics.items()}
-        return Compared(loss, metrics, valid_in_loss=_mask_of(loss))
+        return Compared(loss, metrics, valid_in_loss=getattr(loss, "_keras_mask", None))
 
     def _weighted(
         self, features: Mapping[str, Any], head: Head, output: tf.Tensor, entries: tf.Tensor | None
@@ -214,7 +214,8 @@ class Supervised:
         """Returns the values of an output by example, as means over entries; and its weights."""
         outputs, labels = checks.in_float32(output), features[head.label]
         loss, metrics, valid, valid_in_loss = self._compared(head, labels, outputs)
-        weights = [one for one in (_mask_of(output), valid, entries) if one is not None]
+        mask = getattr(output, "_keras_mask", None)
+        weights = [one for one in (mask, valid, entries) if one is not None]
         of_metrics = of_loss = _product(weights)
         if self._class_weight:
             weights.append(_class_weights(labels, outputs, self._class_weight))
@@ -383,11 +384,6 @@ def _accuracy(labels: Any, outputs: Any) -> Any:
     if labels.shape.rank < outputs.shape.rank or labels.shape[-1] == 1:
         return keras.metrics.sparse_categorical_accuracy(labels, outputs)
     return keras.metrics.categorical_accuracy(labels, outputs)
-
-
-def _mask_of(values: tf.Tensor) -> tf.Tensor | None:
-    """Returns the mask that Keras set on a tensor, [batch, …]; None if there is none."""
-    return getattr(values, "_keras_mask", None)
 
 
 def _class_weights(
