@@ -11,17 +11,6 @@ from ddl.layers.tokens import (
     TokenMasking,
 )
 
-__all__ = [
-    "ClassToken",
-    "CutMix",
-    "MaskedTokens",
-    "Mixed",
-    "Mixup",
-    "PositionEmbedding",
-    "RandomResizedCrop",
-    "RandomShift",
-    "TiedEmbedding",
-    "TokenMasking",
-    "look_up",
-    "sum_over_replicas",
-]
+__all__ = ["ClassToken", "CutMix", "MaskedTokens", "Mixed", "Mixup", "PositionEmbedding"]
+__all__ += ["RandomResizedCrop", "RandomShift", "TiedEmbedding", "TokenMasking", "look_up"]
+__all__ += ["sum_over_replicas"]

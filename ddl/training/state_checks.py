@@ -33,13 +33,13 @@ def check_state_finite(state: TrainingState, update: TrainStep, max_skipped_upda
         raise TrainingDiverged(
             f"Training diverged after step {int(state.step)}: the gradients of {skipped} "
             "consecutive batches were not finite, at a final loss scale of "
-            f"{float(state.loss_scale):g}. {_REMEDY}"
+            f"{float(state.loss_scale):g}. {_remedy(update.task)}"
         )
     if not (count := int(state.diverged_for)):
         return
     means = update.metrics.means(state.sums)
     others = [name for name, value in means.items() if not math.isfinite(value)]
-    what, remedy = "the loss", _REMEDY
+    what, remedy = "the loss", _remedy(update.task)
     if others and not any(name.split("/")[0] == "loss" for name in others):
         what = f"the metric {others[0]!r}"
         remedy = (
@@ -49,6 +49,17 @@ def check_state_finite(state: TrainingState, update: TrainStep, max_skipped_upda
     raise TrainingDiverged(
         f"Training diverged at step {int(state.step) - count + 1}: {what} is not finite from "
         f"batch {int(state.batches) - count} on. {remedy}"
+    )
+
+
+def _remedy(task: Task) -> str:
+    """Returns the remedy for a loss that is not finite, which in float16 may have overflowed."""
+    halves = [layer.name for layer in layers_of(task) if layer.compute_dtype == "float16"]
+    if not halves:
+        return _REMEDY
+    return (
+        f"float16 holds numbers up to 65,504: give the last layer, {halves[-1]!r}, dtype='float32' "
+        f"and compute the loss in float32, or set PRECISION = 'mixed_bfloat16'. {_REMEDY}"
     )
 
 

@@ -30,6 +30,21 @@ def test_a_metric_that_is_not_finite_is_named(infinite):
         trainer.train(1)
 
 
+def test_a_loss_that_overflows_in_float16_names_the_layer():
+    class Half(ddl.Classification):
+        def per_example(self, features, training):
+            outputs = self.model(features["image"], training=training)
+            return ddl.PerExample(tf.reduce_sum(outputs, 1) * 0 + tf.constant(6e4, "float16") * 2)
+
+    keras.config.set_dtype_policy("mixed_float16")
+    last = keras.layers.Dense(2, name="last")
+    task = Half(keras.Sequential([keras.Input((3,)), last]))
+    keras.config.set_dtype_policy("float32")
+    trainer = ddl.Trainer(task, "sgd", DATA, global_batch_size=4)
+    with pytest.raises(TrainingDiverged, match="65,504: give the last layer, 'last', dtype='float"):
+        trainer.train(30)
+
+
 def test_weights_that_are_not_finite_are_named_unless_they_are_so_by_design():
     class Masked(keras.layers.Layer):
         def build(self, shape):

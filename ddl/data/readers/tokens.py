@@ -1,13 +1,12 @@
 """Tokens for language models: windows of a running text, and documents, packed or padded."""
 
 import os
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from ddl.data.order import in_parts
+from ddl.data.order import in_parts, random_words
 from ddl.data.readers.paths import Paths, found_files
 from ddl.data.source import Source
 from ddl.errors import ConfigError, DataError, check_choice
@@ -15,7 +14,7 @@ from ddl.errors import ConfigError, DataError, check_choice
 Encode: TypeAlias = Callable[[list[bytes]], Sequence[Sequence[int]]]
 
 _OTHERS = (".gz", ".zst", ".xz", ".bz2", ".zip", ".npy")
-_PACKING = 0x7061636B  # part of the key of the random order in which documents are packed
+_PACKING = 0x7061636B  # apart from other uses of the seed
 
 
 class Documents(list[np.ndarray]):
@@ -168,18 +167,13 @@ def packed(
         )
     pieces = _pieces(lengths, length, too_long == "split")
     row = np.arange(len(pieces)) if alone else _packing(pieces[:, 2], length, seed)
-    order = np.lexsort([_random_words(seed, 1, len(pieces)), row])
+    order = np.lexsort([random_words(seed, 1, len(pieces), _PACKING), row])
     rows = PackedRows(documents, pieces[order], row[order], length)
     return Source(rows, files=getattr(sequences, "files", ()))
 
 
 class PackedRows:
-    """Rows of several documents each; see `packed`.
-
-    Attributes:
-      digest: A number that differs, but for chance, if other documents stand in the rows, so that
-        a run is not resumed with them.
-    """
+    """Rows of several documents each; see `packed`."""
 
     def __init__(
         self, documents: Sequence[np.ndarray], pieces: np.ndarray, row: np.ndarray, length: int
@@ -194,7 +188,6 @@ class PackedRows:
         """
         self._documents, self._pieces, self._length = documents, pieces, length
         self._first = np.concatenate([[0], np.cumsum(np.bincount(row))])
-        self.digest = zlib.crc32(self._pieces.tobytes(), zlib.crc32(self._first.tobytes()))
 
     def __len__(self) -> int:
         """Returns the number of rows."""
@@ -252,7 +245,7 @@ def _pieces(lengths: np.ndarray, most: int, split: bool) -> np.ndarray:
 
 def _packing(lengths: np.ndarray, row_length: int, seed: int) -> np.ndarray:
     """Returns the row of each document, int64 [n]: best fit, the longest first."""
-    order = np.lexsort([_random_words(seed, 0, len(lengths)), -lengths])
+    order = np.lexsort([random_words(seed, 0, len(lengths), _PACKING), -lengths])
     row_of = np.empty(len(lengths), np.int64)
     with_space: list[list[int]] = [[] for _ in range(row_length)]  # rows by their free space
     with_space.append(list(range(len(lengths)))[::-1])  # the empty rows, the first one last
@@ -264,9 +257,3 @@ def _packing(lengths: np.ndarray, row_length: int, seed: int) -> np.ndarray:
         with_space[free - length].append(row)
         has_rows[free - length] = True
     return row_of
-
-
-def _random_words(seed: int, stream: int, count: int) -> np.ndarray:
-    """Returns uint64 [count]: NumPy promises these, unlike a generator's, in each version."""
-    key = np.array([seed % 2**64, _PACKING + stream], np.uint64)
-    return np.random.Philox(key=key).random_raw(count)
