@@ -106,7 +106,7 @@ def _check_input(model: keras.Model, name: str, spec: tf.TensorSpec, taken: Any)
         remedy = f"Set the size of the model's inputs to {given}, or reshape the feature."
     if wanted:
         raise DataError(
-            f"Feature {name!r} of the data {got}, but the model {model.name!r} takes {wanted}. "
+            f"The input (feature {name!r}) {got}, but the model {model.name!r} takes {wanted}. "
             f"{remedy}"
         )
 

@@ -24,21 +24,11 @@ class Items:
         return self.items[index]
 
 
-class Lists:
-    """A data set as Hugging Face's: asked for many items at once."""
-
-    __init__, __len__, one = Items.__init__, Items.__len__, Items.__getitem__
-
-    def __getitems__(self, indices):
-        assert isinstance(indices, list)
-        return [self.one(index) for index in indices]
-
-
 def examples(count=10):
     return [{"x": np.full([2], i, np.float32), "label": i} for i in range(count)]
 
 
-@pytest.mark.parametrize("kind", [Items, Lists, list])
+@pytest.mark.parametrize("kind", [Items, list])
 def test_items_become_rows(kind):
     source = Source(kind(examples()), files=["a"])
     assert (len(source), source.arrays, source.files) == (10, None, ("a",))

@@ -92,18 +92,4 @@ def test_what_is_found(environment, name, variables, first_worker):
 # TF_CONFIG
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("{", "[]", '{"cluster": [1]}', '{"cluster": {"worker": 3}}', '{"task": {"index": "x"}}'),
-        *('{"task": "worker"}', '{"task": {"type": 1}}', '{"task": {"index": -1}}'),
-    ],
-)
-def test_another_form_is_told(monkeypatch, text):
-    """TensorFlow reads TF_CONFIG for mirrored, too, and raises errors of its own."""
-    monkeypatch.setenv("TF_CONFIG", text)
-    with pytest.raises(ConfigError, match="TF_CONFIG must be a JSON object in TensorFlow's form"):
-        join_cluster()
-
-
 # The files to copy

@@ -7,7 +7,6 @@ from ddl.distribution import devices
 from ddl.distribution.communication import Communication
 from ddl.distribution.devices import configure_devices, describe_devices
 from ddl.distribution.path import GPU, VIRTUAL_GPU, path_of
-from ddl.errors import ConfigError, DeviceError
 
 SHARED = int(8192 * 0.85)
 
@@ -88,20 +87,6 @@ def test_one_gpu_is_split(machine):
     assert path_of(replicas) is VIRTUAL_GPU
     assert path_of(replicas).reduces_on_one_device
     assert Communication().options().implementation.value == "RING"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "told"),
-    [
-        ({"gpus": [0, 7]}, DeviceError, r"GPU 7 is requested.*sees 2.*available: 0, 1"),
-        ({"num_virtual_devices": 0}, ConfigError, "at least 1, got 0"),
-    ],
-)
-def test_errors_change_nothing(machine, arguments, error, told):
-    with pytest.raises(error, match=told):
-        configure_devices(**arguments)
-    assert machine.visible == machine.gpus
-    assert not machine.parts
 
 
 # The devices of this process: four virtual ones of its CPU.

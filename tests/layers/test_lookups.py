@@ -3,17 +3,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ddl.layers import TiedEmbedding, lookups
+from ddl.layers import lookups
 from ddl.microbatch import Microbatch
 from ddl.random import batch_counter
 from tests.conftest import make_strategy
 
 IDS = np.array([[0, 4], [-1, 2]])
-
-
-class Own(keras.layers.Embedding):
-    def call(self, inputs):
-        return super().call(inputs) + 1
 
 
 def traced(strategy, layer, ids, of_outer=None):
@@ -62,30 +57,13 @@ def test_an_embedding_reads_rows_and_gives_the_bits_of_keras(where):
 @pytest.mark.parametrize(
     ("dtype", "bad"), [("uint32", 2**32 - 1), ("uint64", 2**40 + 2), ("uint64", 2**64 - 1)]
 )
-@pytest.mark.parametrize("kind", ["Keras's", "tied"])
-def test_large_ids_without_sign_are_not_those_of_other_rows(kind, dtype, bad):
+def test_large_ids_without_sign_are_not_those_of_other_rows(dtype, bad):
     """Cast to int32, as by Keras, they are those of row -1, the last, and of row 2."""
     strategy = make_strategy("one_device", 1)
-    layer = {
-        "Keras's": lambda: keras.layers.Embedding(5, 3),
-        "tied": lambda: TiedEmbedding(5, 3),
-    }[kind]()
+    layer = keras.layers.Embedding(5, 3)
     layer.build()
     lookups.look_up_rows([layer])
     rows, _, _ = traced(strategy, layer, np.array([[0, 4]], dtype))
     np.testing.assert_array_equal(rows, layer(np.array([[0, 4]])))
     with pytest.raises(tf.errors.InvalidArgumentError, match="is not in"):
         traced(strategy, layer, np.array([[0, bad]], dtype))
-
-
-def test_leaves_what_computes_something_else():
-    own, lora = Own(5, 3), keras.layers.Embedding(5, 3)
-    for layer in (own, lora):
-        layer.build()
-    lora.enable_lora(2)
-    lora.lora_embeddings_a.assign(np.ones([5, 2]))
-    lora.lora_embeddings_b.assign(np.ones([2, 3]))
-    lookups.look_up_rows([own, lora])
-    for layer in (own, lora):
-        found, _, _ = traced(make_strategy("one_device", 1), layer, IDS)
-        np.testing.assert_array_equal(found, layer(IDS).numpy())

@@ -85,12 +85,6 @@ def test_padding_never_reaches_the_moments(synchronized):
     np.testing.assert_allclose(variance, inputs[:5].var(0), rtol=1e-5)
 
 
-def test_parts_of_examples_count_as_they_do():
-    inputs = RANDOM.normal(size=(8, 3)).astype("f4")
-    mean, _ = layer_moved_by(inputs, [True, True, False, False])
-    np.testing.assert_allclose(mean, inputs[:4].mean(0), rtol=1e-5)
-
-
 def test_moments_where_xla_compiles():
     """In one pass, without the loss of precision of E[x²] - E[x]², and with Keras's gradient."""
     random = np.random.default_rng(0)

@@ -118,52 +118,26 @@ def test_a_trainer_refuses_layers_of_whole_batches_by_name(name):
 
 def combined() -> ddl.Classification:
     """Images, then their rows as a sequence."""
-    return ddl.Classification(
-        keras.Sequential(
-            [
-                keras.Input((6, 6, 2)),
-                layers.RandomFlip(),
-                layers.RandomTranslation(0.3, 0.3),
-                layers.RandomContrast(0.3),
-                layers.Reshape((6, 12)),
-                layers.GaussianNoise(0.1),
-                layers.SpatialDropout1D(0.2),
-                layers.LSTM(4, return_sequences=True, **BOTH),
-                Itself(layers.MultiHeadAttention(2, 3, dropout=0.4)),
-                layers.TimeDistributed(layers.Dropout(0.2)),
-                layers.Flatten(),
-                layers.AlphaDropout(0.2),
-                layers.GaussianDropout(0.2),
-                layers.Lambda(jitter, output_shape=(24,)),
-                layers.Dense(3),
-            ]
-        ),
-        augmentations=[ddl.layers.RandomShift(1, 1), ddl.layers.RandomResizedCrop(6, 6)],
-        mixing=ddl.layers.Mixup(0.4),
-    )
+    images = [layers.RandomFlip(), layers.RandomTranslation(0.3, 0.3), layers.Reshape((6, 12))]
+    steps = [layers.GaussianNoise(0.1), layers.LSTM(4, return_sequences=True, **BOTH)]
+    steps += [Itself(layers.MultiHeadAttention(2, 3, dropout=0.4)), layers.Flatten()]
+    steps += [layers.Lambda(jitter, output_shape=(24,)), layers.Dense(3)]
+    augmentations = [ddl.layers.RandomShift(1, 1), ddl.layers.RandomResizedCrop(6, 6)]
+    model = keras.Sequential([keras.Input((6, 6, 2)), *images, *steps])
+    return ddl.Classification(model, augmentations=augmentations, mixing=ddl.layers.Mixup(0.4))
 
 
 def trained(replicas: int, microbatches: int) -> list[np.ndarray]:
     """Returns the weights after three updates, and the losses."""
     set_precision("float64")
     keras.utils.set_random_seed(2)
-    data = {"image": _images(), "label": np.arange(20) % 3}
-    strategy = make_strategy("mirrored" if replicas > 1 else "one_device", replicas)
-    with strategy.scope():
-        trainer = ddl.Trainer(
-            combined(),
-            keras.optimizers.SGD(0.01),
-            data,
-            global_batch_size=8,
-            accumulation_steps=microbatches,
-            strategy=strategy,
-        )
+    images = np.random.default_rng(4).normal(size=(20, 6, 6, 2))
+    with make_strategy("mirrored" if replicas > 1 else "one_device", replicas).scope():
+        options = {"global_batch_size": 8, "accumulation_steps": microbatches}
+        data = images, np.arange(20) % 3
+        trainer = ddl.Trainer(combined(), keras.optimizers.SGD(0.01), data, **options)
     losses = [trainer.train(1)["loss"] for _ in range(3)]
     return [np.array(losses), *trainer.model.get_weights()]
-
-
-def _images() -> np.ndarray:
-    return np.random.default_rng(4).normal(size=(20, 6, 6, 2))
 
 
 def test_a_model_of_many_trains_the_same_on_two_devices():

@@ -9,11 +9,10 @@ import tensorflow as tf
 from keras import ops
 
 import ddl
-from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.errors import ConfigError
 from ddl.metrics import FunctionOfMean, KerasMetric, MeanByClass, WeightedMean
 from ddl.precision import set_precision
-from tests.conftest import make_strategy, save
+from tests.conftest import make_strategy
 
 RANDOM = np.random.default_rng(0)
 N, CLASSES = 22, 3
@@ -148,11 +147,6 @@ class Decaying(_OneSum):
         self.total.assign(0.9 * self.total + ops.sum(y_pred * sample_weight))
 
 
-class Largest(_OneSum):
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        self.total.assign(ops.maximum(self.total, ops.max(ops.cast(y_pred, self.dtype))))
-
-
 ROW = {"label": (tf.int32, []), "hinge": (tf.int32, [1]), "p": (tf.float32, [])}
 ROW |= {"p1": (tf.float32, [1]), "p3": (tf.float32, [3])}
 
@@ -167,7 +161,6 @@ def state_of(metric, labels, outputs):
     [
         (PerBatch(), "label", "p", "has .* as the sum of those of each example"),
         (Decaying(), "label", "p", "as what is added to an earlier state"),
-        (Largest(), "label", "p", "as the sum of those of each example"),
         # These take the argmax of the labels over the batch, or add up on labels 0 and 1 alone.
         ("CategoricalAccuracy", "label", "p3", "as the sum of those of each example"),
         ("SparseCategoricalAccuracy", "label", "p", "as the sum of those of each example"),
@@ -180,58 +173,3 @@ def test_what_does_not_add_up_is_refused_by_name(metric, labels, outputs, messag
         state_of(KerasMetric(metric), labels, outputs)
     assert error.match(message)
     assert error.match("OfAllOutputs")
-
-
-AUC = KerasMetric("AUC")
-
-
-class Binary:
-    """A logistic regression that reports metrics of its logits and labels."""
-
-    def __init__(self, **metrics):
-        self.model, self.metrics = linear(), metrics
-
-    def per_example(self, features, training):
-        logit, label = self.model(features["x"], training=training)[:, 0], features["label"]
-        loss = tf.nn.sigmoid_cross_entropy_with_logits(tf.cast(label, logit.dtype), logit)
-        metrics = {name: metric(label, logit) for name, metric in self.metrics.items()}
-        return ddl.PerExample(loss, metrics)
-
-
-def chances_auc(label, logit):
-    return AUC(label, tf.sigmoid(logit))
-
-
-class OwnStep(Binary):
-    """Two losses, each with an AUC."""
-
-    def other(self, features, training):
-        output = self.per_example(features, training)
-        metrics = {"other_auc": AUC(features["label"], tf.sigmoid(-output.loss))}
-        return output._replace(metrics=metrics)
-
-    def step(self, update, batch):
-        variables = self.model.trainable_variables
-        own = update.gradients(self.per_example, batch, variables)
-        update.apply(own + update.gradients(self.other, batch, variables))
-
-
-def test_in_a_step_of_ones_own_and_from_a_checkpoint(tmp_path):
-    """The state of a period that a run resumes in its middle."""
-
-    class StopAt3:
-        def next_step(self, step):
-            return 3 if step < 3 else None
-
-        def __call__(self, step):
-            if step == 3:
-                straight.request_stop()
-
-    straight, resumed = (trainer_of(lambda: OwnStep(auc=chances_auc), seed=3) for _ in range(2))
-    straight.train(6, [StopAt3()])
-    save(tmp_path, straight)
-    Checkpoints(tmp_path, resumed).restore_latest()
-    assert resumed.step == 3
-    found = resumed.train(3)
-    assert found == straight.train(3)
-    assert found.keys() == {"loss/per_example", "loss/other", "auc", "other_auc"}

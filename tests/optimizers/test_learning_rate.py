@@ -12,7 +12,6 @@ import ddl
 from ddl.errors import ConfigError
 from ddl.optimizers.learning_rate import LearningRate
 from ddl.optimizers.schedules import OneCycle, ReciprocalSquareRoot, StepDecay
-from tests.conftest import for_each_kind_on_two, save
 
 STEPS = 400
 
@@ -126,35 +125,3 @@ def constant_gradient(optimizer, strategy, **arguments):
         data = {"x": np.ones((64, 1), keras.config.floatx())}
         trainer = ddl.Trainer(Task(), optimizer(), data, global_batch_size=8, **arguments)
     return trainer, model.trainable_variables[0]
-
-
-def rates_of(trainer, updates):
-    rates = []
-    for _ in range(updates):
-        trainer.train(1)
-        rates.append(trainer.learning_rates["learning_rate"])
-    return rates
-
-
-def warm_cycle():
-    return keras.optimizers.SGD(LearningRate(OneCycle(0.3, 12), warmup_steps=3))
-
-
-CYCLE = [float(LearningRate(OneCycle(0.3, 12), warmup_steps=3)(step)) for step in range(10)]
-
-
-@pytest.fixture
-def float64():
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-
-
-@for_each_kind_on_two
-def test_a_run_that_goes_on_counts_on(strategy, float64, tmp_path):
-    trainer, _ = constant_gradient(warm_cycle, strategy)
-    trainer.train(4)
-    save(tmp_path, trainer)
-    trainer, weight = constant_gradient(warm_cycle, strategy)
-    ddl.Checkpoints(tmp_path, trainer).restore_latest()
-    assert rates_of(trainer, 6) == CYCLE[4:]
-    assert float(weight[0, 0]) == pytest.approx(-sum(CYCLE), rel=1e-12)

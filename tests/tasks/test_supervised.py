@@ -159,37 +159,12 @@ def test_the_same_on_two_replicas_with_padding(task, options):
 
 X = RANDOM.normal(size=(22, 3)).astype("f4")
 Y = X.sum(1).astype("f4")
-CLASSES = (Y > 0).astype("i8") + (Y > 1)
 WEIGHT = RANDOM.uniform(0.5, 2, 22).astype("f4")
 PARTS = {"a": X[:, :2], "b": X[:, 2:]}
 
 
 def model(outputs=1, activation=None):
     return keras.Sequential([keras.Input((3,)), keras.layers.Dense(outputs, activation)])
-
-
-def evaluated(task, data):
-    """The figures of untrained weights, and the outputs."""
-    trainer = ddl.Trainer(task, "sgd", data, eval_data=data, global_batch_size=8)
-    return trainer.evaluate(), trainer.predict(data)
-
-
-@pytest.mark.parametrize(
-    ("loss", "outputs", "activation", "labels", "metrics"),
-    [
-        ("mse", 1, None, Y, ["mae", "mean_squared_error"]),
-        (KIND_LOSS, 1, "sigmoid", (CLASSES > 0).astype("f4"), ["accuracy"]),
-        (TAG_LOSS, 3, "softmax", CLASSES[:, None], ["accuracy"]),
-        ("categorical_crossentropy", 3, "softmax", np.eye(3, dtype="f4")[CLASSES], ["accuracy"]),
-    ],
-)
-def test_figures_are_keras_ones(loss, outputs, activation, labels, metrics):
-    task = ddl.Supervised(model(outputs, activation), loss, metrics=metrics)
-    found, predicted = evaluated(task, (X, labels))
-    own = keras.Sequential([keras.Input((outputs,)), keras.layers.Identity()])
-    own.compile(loss=loss, metrics=metrics)
-    expected = own.evaluate(predicted, labels, batch_size=22, verbose=0, return_dict=True)
-    assert found == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(
