@@ -101,35 +101,6 @@ def decoded_source():
     return Source({"x": np.zeros([22, 2], np.float32), "label": np.arange(22)}, crop)
 
 
-def seeds(pipeline, strategy, first=0, count=UPDATES):
-    """Returns the examples' seeds, and what was drawn by them, by epoch and example."""
-    (found,), made = updates(pipeline, strategy, (first,), count), {}
-    batches = first * pipeline.batches_per_update + np.arange(len(found["label"]))
-    epochs = batches // -(-22 // pipeline.global_batch_size)
-    for epoch, *rows in zip(epochs, *(found[n] for n in ("label", "seed", "x")), strict=True):
-        for label, seed, x in zip(*rows, strict=True):
-            value = (*seed.tolist(), *x.tolist())
-            assert made.setdefault((int(epoch), int(label)), value) == value  # padding, too
-    return made
-
-
-def test_an_examples_seed_depends_on_run_epoch_and_example_alone():
-    one = make_strategy("one_device", 1)
-    reference = seeds(BatchPipeline(decoded_source(), 8, seed=1), one, 0, 12)
-    assert len({value[:2] for value in reference.values()}) == len(reference) == 4 * 22
-    for strategy, size, accumulated, first in [
-        (one, 5, (1, 3), 1),
-        (make_strategy("mirrored", 2), 8, (2, 2), 1),
-        (make_strategy("mirrored", 4), 4, (1, 1), 3),
-    ]:
-        pipeline = pipeline_of(decoded_source(), size, accumulated, seed=1)
-        found = seeds(pipeline, strategy, first)
-        assert found == {key: reference[key] for key in found}
-        assert len(found) > 10
-    other = seeds(BatchPipeline(decoded_source(), 8, seed=2), one)
-    assert not set(other.values()) & set(reference.values())
-
-
 @pytest.mark.parametrize("kind", ["items", "decoded", "resident"])
 def test_workers_read_their_own_rows(kind, monkeypatch):
     """Two workers of two replicas, one after the other, read what one process reads."""

@@ -1,12 +1,9 @@
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from ddl.layers import sum_over_replicas
 from ddl.layers.across_replicas import gather_over_replicas, scatter_over_replicas
-from tests.conftest import LikeGpus, for_every_strategy, make_strategy
-
-DTYPES = ["float16", "bfloat16", "float32", "float64", "int32", "int64", "uint8", "bool"]
+from tests.conftest import LikeGpus, for_every_strategy
 
 
 def on_replicas(strategy, function):
@@ -60,15 +57,3 @@ def test_rows_sums_and_gradients_of_all_replicas(strategy):
 
 def test_by_collectives_as_on_gpus(gpu_path):
     check_rows_sums_and_gradients(LikeGpus(2))
-
-
-@pytest.mark.parametrize("make", [lambda: make_strategy("mirrored", 2), lambda: LikeGpus(2)])
-def test_dtypes_keep_their_values(make, gpu_path):
-    def function(number):
-        return gather_over_replicas([tf.cast(rows_of(number), dtype) for dtype in DTYPES])
-
-    expected = np.concatenate([rows_of(0.0), rows_of(1.0)])
-    for dtype, results in zip(DTYPES, on_replicas(make(), function), strict=True):
-        for result in results:
-            assert result.dtype == dtype
-            np.testing.assert_array_equal(result, tf.cast(expected, dtype))

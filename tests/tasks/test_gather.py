@@ -61,9 +61,6 @@ class Gathering(Seeing):
         z = self.model(features["x"], training=training)
         return ddl.PerExample(tf.reduce_sum((z - self.gather(z)[:1]) ** 2, 1))
 
-    def predict(self, features):
-        return self.gather(self.model(features["x"]))
-
 
 class InStep(Gathering):
     def step(self, update, batch):
@@ -75,17 +72,11 @@ class InLoop(Gathering):
         return tf.map_fn(lambda row: ddl.gather(x).rows[0] + row, x)
 
 
-class ForEach(Gathering):
-    def step(self, update, batch):
-        update.apply(update.gradients(self.per_example, batch, each=lambda gradients: gradients))
-
-
 @pytest.mark.parametrize(
     ("task", "options", "message"),
     [
         (InStep, {}, "In a step, call it in the loss"),
         (InLoop, {}, "must not be called in a loop"),
-        (ForEach, {}, "with `each` does not go with ddl.gather"),
         (Gathering, {"accumulation_steps": 2}, r"Gathering.per_example calls ddl.gather.*= 1"),
     ],
 )

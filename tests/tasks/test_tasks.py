@@ -125,10 +125,6 @@ IMAGES, PIXELS = np.zeros((2, 8, 8, 1), np.uint8), np.zeros((2, 8, 8), np.int64)
 TOKENS, TWO = np.zeros((2, 6), np.int64), np.array([0, 1])
 
 
-def table():
-    return table_mlp(2, numbers=2, categories={"colour": 3})
-
-
 BAD_DATA = [
     (
         ddl.LanguageModel,
@@ -147,18 +143,6 @@ BAD_DATA = [
         small_bert,
         {"token": TOKENS, "length": TWO},
         "'length', which MaskedLanguageModel does not read, .*'segment' or 'mask_weight'",
-    ),
-    (
-        ddl.Segmentation,
-        of_pixels,
-        {"image": IMAGES, "label": PIXELS + 255},
-        "from 0 to 3, got 255 to 255 .*Segmentation.ignored",
-    ),
-    (
-        ddl.MultiLabel,
-        lambda: mlp((8, 8, 1), 3),
-        {"image": IMAGES, "label": np.array([[0, 1, 1], [0, 2, 1]])},
-        r"must be from 0 to 1, got 0 to 2 \(first in example 1\). For one class",
     ),
     (
         ddl.Classification,
