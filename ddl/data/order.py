@@ -121,7 +121,7 @@ def random_words(seed: int, epoch: int, count: int, domain: int = _DOMAIN) -> np
 
     NumPy promises them in each version, unlike a generator's numbers.
     """
-    key, counter = (np.array(x, np.uint64) for x in ([seed % 2**64, domain], [0, epoch, 0, 0]))
+    key, counter = (np.array(x, np.uint64) for x in ([int(seed) % 2**64, domain], [0, epoch, 0, 0]))
     return np.random.Philox(key=key, counter=counter).random_raw(count)
 
 

@@ -175,10 +175,8 @@ class Stream:
             batches = self._skipped(batches, skipped, global_batch_size)
         kept = np.arange(global_batch_size) if rows is None else np.asarray(rows)
         batches = batches.map(lambda batch: self._finished(batch, global_batch_size, kept))
-        options = tf.data.Options()
-        options.deterministic = True
         infinite = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
-        batches = batches.apply(infinite).with_options(options)
+        batches = batches.apply(infinite)
         batches._ddl_reader = reader
         return batches
 

@@ -172,13 +172,7 @@ class Segmentation(Classification):
         "or Segmentation.ignored for unlabelled pixels."
     )
 
-    def __init__(
-        self,
-        model: keras.Model,
-        *,
-        ignored: int | None = None,
-        **names: Any,
-    ):
+    def __init__(self, model: keras.Model, *, ignored: int | None = None, **names: Any):
         """Initializes the task.
 
         Args:
@@ -227,13 +221,7 @@ class MultiLabel(Supervised):
         "loss of Keras."
     )
 
-    def __init__(
-        self,
-        model: keras.Model,
-        *,
-        threshold: float = 0.5,
-        **names: Any,
-    ):
+    def __init__(self, model: keras.Model, *, threshold: float = 0.5, **names: Any):
         """Initializes the task.
 
         Args:

@@ -136,9 +136,7 @@ class MicrobatchesError(ConfigError):
 
 def gathers_error(where: str) -> MicrobatchesError:
     """Returns the error for a loss, named `where`, that gathers the rows of its batch."""
-    return MicrobatchesError(
-        f"{where} calls ddl.gather, which needs the whole global batch at once"
-    )
+    return MicrobatchesError(f"{where} calls ddl.gather, which needs the whole global batch")
 
 
 def refuse_microbatches(tensors: list[tf.Tensor], current: Microbatch) -> Gathered:

@@ -109,24 +109,18 @@ def play(split: Split, length: int) -> Source:
 
 
 def shapes(
-    split: Split,
-    label: Literal["pixels", "kinds"],
-    *,
-    size: int = 16,
-    num_examples: int | None = None,
-    seed: int = 0,
+    split: Split, label: Literal["pixels", "kinds"], *, size: int = 16, seed: int = 0
 ) -> Source:
     """Draws noisy images of a disk, a square and a cross, each of which is there or not.
 
     Each is in an image with probability 1/2, in its own place and brightness. Later ones cover
-    earlier ones. Splits and seeds have images of their own.
+    earlier ones. Training has 2,000 images, the test 500; splits and seeds have their own.
 
     Args:
       split: "train" or "test".
       label: "pixels" for segmentation: the kind of each pixel, 0 for the background and 1 to 3 for
         `SHAPES`. "kinds" for several labels: whether each of the three is visible.
       size: Height and width of an image, at least 12.
-      num_examples: Number of images; None draws 2,000 for training and 500 for the test.
       seed: Seed of the images.
 
     Returns:
@@ -137,9 +131,9 @@ def shapes(
     """
     check_choice("shapes.split", split, SPLITS)
     check_choice("shapes.label", label, ("pixels", "kinds"))
-    count = (2000 if split == "train" else 500) if num_examples is None else num_examples
-    if size < 12 or count < 1:
-        raise ConfigError(f"shapes needs size >= 12 and num_examples >= 1, got {size} and {count}.")
+    count = 2000 if split == "train" else 500
+    if size < 12:
+        raise ConfigError(f"shapes.size must be at least 12, got {size}.")
     random = generator(seed, SPLITS.index(split))
     pixels = np.zeros((count, size, size), np.int64)
     brightness = np.zeros((count, size, size), np.float32)
@@ -185,12 +179,11 @@ def synthetic(
       below: Number of values of integer features that have others than 128, by their name.
 
     Raises:
-      ConfigError: If `num_examples` is not positive, a dtype is not a float, integer or boolean,
-        or `below` names no integer feature or a number that is not positive.
+      ConfigError: If a dtype is not a float, integer or boolean, or `below` names no integer
+        feature or a number that is not positive.
+      DataError: If there are no examples.
     """
     below = dict(below or {})
-    if num_examples < 1:
-        raise ConfigError(f"synthetic.num_examples must be at least 1, got {num_examples}.")
     for name, count in below.items():
         if name not in features or np.dtype(features[name][1]).kind not in "iu" or count < 1:
             raise ConfigError(

@@ -16,7 +16,6 @@ def table(
     features: Mapping[str, str | Sequence[str]] | None = None,
     *,
     categories: Mapping[str, Sequence[Any]] | None = None,
-    separator: str = ",",
 ) -> Source:
     """Reads the columns of CSV or Parquet files into arrays in memory.
 
@@ -29,14 +28,13 @@ def table(
         )
 
     Args:
-      files: Path of a file, or a list of paths with the same columns, ending with `.csv`, `.tsv`,
-        `.csv.gz`, `.parquet` or `.pq`.
+      files: Path of a file, or a list of paths with the same columns, ending with `.csv` or
+        `.csv.gz` (commas between columns), `.tsv` (tabs), `.parquet` or `.pq`.
       features: Columns by the name of the feature: the name of one column gives [n], a list of
         names gives float32 [n, columns]. None makes each column a feature.
       categories: For columns of text, or of numbers that stand for categories: their values, in
         the order of the numbers 0, 1, … that replace them, each once. Give training and evaluation
         data the same.
-      separator: Text between the columns of CSV files; of `.tsv` files it is a tab.
 
     Returns:
       Columns of integers as int64, of booleans as bool, of other numbers as float32, and of
@@ -49,7 +47,7 @@ def table(
         ids, of a column that is in no list.
     """
     paths = found_files(files, "table.files")
-    tables = [_read(path, separator) for path in paths]
+    tables = [_read(path) for path in paths]
     columns, categories = tables[0].column_names, categories or {}
     for path, each in zip(paths, tables, strict=True):
         if each.column_names != columns:
@@ -70,7 +68,7 @@ def table(
     return Source(Arrays(arrays), files=paths)
 
 
-def _read(file: str, separator: str) -> Any:
+def _read(file: str) -> Any:
     """Returns Arrow's table of a file."""
     try:
         import pandas  # noqa: F401
@@ -82,16 +80,14 @@ def _read(file: str, separator: str) -> Any:
         if file.endswith((".parquet", ".pq")):
             found = parquet.read_table(file, page_checksum_verification=True)
         else:
-            delimiter = "\t" if file.endswith(".tsv") else separator
-            found = csv.read_csv(file, parse_options=csv.ParseOptions(delimiter=delimiter))
+            options = csv.ParseOptions(delimiter="\t" if file.endswith(".tsv") else ",")
+            found = csv.read_csv(file, parse_options=options)
         names = found.column_names  # raises for names that are not UTF-8
         if not len(found) or len(set(names)) < len(names):
             raise ValueError("it has no rows, or several columns of one name")
         return found
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise DataError(
-            f"Table {file} could not be read: {error}. Correct it or table.separator."
-        ) from error
+        raise DataError(f"Table {file} could not be read: {error}. Correct it.") from error
 
 
 def _column(

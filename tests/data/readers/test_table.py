@@ -61,7 +61,7 @@ def test_columns_become_features(file, tmp_path):
             r"table.categories of 'color': .* unique, got \['red', 'blue', 'red'\]",
         ),
         ("a,b\n1,2\n,3\n", {}, r"'a' .* holds None in row 1 of .*t\.csv .*a value is missing"),
-        ("a,b\n1\n", {}, "(?s)t.csv could not be read: .* table.separator"),
+        ("a,b\n1\n", {}, "(?s)t.csv could not be read: .*Correct it"),
     ],
 )
 def test_bad_tables(tmp_path, text, arguments, message):
