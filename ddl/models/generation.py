@@ -1,11 +1,13 @@
-"""Sampling of tokens from a causal language model."""
+"""Use of trained models: tokens drawn from language models, and exported models loaded."""
 
 import math
+import os
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+import ddl.layers  # noqa: F401 (registers the layers that a file may name)
 from ddl.errors import ConfigError, DataError
 
 
@@ -117,3 +119,26 @@ def _check_causal(model: keras.Model, token: np.ndarray, positions: int, vocabul
             f"tokens up to it, but those of {model.name!r} change with the tokens after it. Use "
             "a model such as ddl.models.gpt, or give the attention a causal mask."
         )
+
+
+def load_exported(path: str | os.PathLike[str]) -> keras.Model:
+    """Loads the `model.keras` of an export, with its weights, such as a teacher.
+
+    Args:
+      path: Path of the file; see `--mode=export`.
+
+    Raises:
+      ConfigError: If there is no such file, or Keras cannot load it.
+    """
+    if not os.path.isfile(path):
+        raise ConfigError(
+            f"load_exported.path must be a .keras file, but {path} does not exist. Export the run "
+            "with --mode=export, which writes export/model.keras into its directory."
+        )
+    try:
+        return keras.models.load_model(path, compile=False)
+    except (ValueError, TypeError, OSError, KeyError) as error:
+        raise ConfigError(
+            f"{path} could not be loaded: {error} Import the module that defines its layers in the "
+            "config, or save the model again."
+        ) from error

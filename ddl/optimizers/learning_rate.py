@@ -8,6 +8,7 @@ are not distinct. The optimizer casts the rate to the dtype of the weights.
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Any, Literal, TypeAlias, get_args
 
 import keras
@@ -137,16 +138,12 @@ class LearningRate(Schedule):
     def __call__(self, step: Any) -> tf.Tensor:
         """Returns the rate of update `step` (int [], counted from 0): float64 []."""
         step = tf.cast(step, tf.int64)
-        rate = self.factor * self._base_rate(tf.maximum(step, self.warmup_steps) - self._skipped)
+        rate = self.factor * self._in_float64(tf.maximum(step, self.warmup_steps) - self._skipped)
         if not self.warmup_steps:
             return rate
         share = tf.constant(self.warmup_start, tf.float64)
         share += (1 - share) * tf.cast(step, tf.float64) / self.warmup_steps
         return rate * tf.where(step < self.warmup_steps, share, tf.ones_like(share))
-
-    def _base_rate(self, step: tf.Tensor) -> tf.Tensor:
-        rate = self._in_float64
-        return tf.cast(rate(step), tf.float64) if callable(rate) else tf.constant(rate, tf.float64)
 
     def description(self) -> dict[str, str]:
         """Describes the resolved scaling and warm-up: text by name."""
@@ -156,30 +153,32 @@ class LearningRate(Schedule):
             if of != "none":
                 of += f", from batch size {self.base_batch_size:,} to {self.global_batch_size:,}"
             found["learning rate scaling"] = f"× {self.factor:.6g} ({of})"
-            base = float(self._base_rate(tf.constant(self.warmup_steps - self._skipped, tf.int64)))
+            first = tf.constant(self.warmup_steps - self._skipped, tf.int64)
+            base = float(self._in_float64(first))
             found["base learning rate"] = f"{base:.6g}"
         if self.warmup_steps:
             found["warm-up"] = f"gradual, {self.warmup_steps:,} updates from {float(self(0)):.6g}"
         return found
 
 
-def in_float64(schedule: Rate) -> Rate:
-    """Returns a copy of a Keras schedule that computes in float64; other schedules unchanged.
+def in_float64(schedule: Rate) -> Callable[[Any], tf.Tensor]:
+    """Returns a rate as a function of the step, to float64 []; Keras's schedules compute in it.
 
-    Keras computes in the dtype of the initial rate, and converts Python floats to float32.
-    `CosineDecayRestarts` is returned unchanged: it finds restarts by a logarithm, which in float64
-    is off by a bit at some of them.
+    Keras computes in the dtype of the initial rate, and converts Python floats to float32. So does
+    `CosineDecayRestarts` still: it finds restarts by a logarithm, which in float64 is off by a bit
+    at some of them.
     """
-    is_kerass = type(schedule).__module__.startswith("keras.")
-    if not is_kerass or isinstance(schedule, CosineDecayRestarts):
-        return schedule
-    schedule = copy.copy(schedule)
-    for name, value in vars(schedule).items():
-        if isinstance(value, float):
-            setattr(schedule, name, np.float64(value))
-        elif name in ("values", "initial_learning_rate"):
-            setattr(schedule, name, np.asarray(value, np.float64))
-    return schedule
+    if not callable(schedule):
+        return lambda step: tf.constant(schedule, tf.float64)
+    of_step = schedule
+    if type(schedule).__module__.startswith("keras.") and type(schedule) is not CosineDecayRestarts:
+        of_step = copy.copy(schedule)
+        for name, value in vars(of_step).items():
+            if isinstance(value, float):
+                setattr(of_step, name, np.float64(value))
+            elif name in ("values", "initial_learning_rate"):
+                setattr(of_step, name, np.asarray(value, np.float64))
+    return lambda step: tf.cast(of_step(step), tf.float64)
 
 
 def learning_rate_at(optimizer: keras.optimizers.Optimizer, step: int) -> float:

@@ -4,7 +4,6 @@ import math
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 from keras.optimizers.schedules import LearningRateSchedule
 
@@ -67,8 +66,7 @@ class LossWeight:
                     "step, pass update.step; elsewhere, pass a number."
                 )
             step = tf.zeros([], tf.int64) if current.step is None else current.step
-        value = self._weight(step) if callable(self._weight) else np.float64(self._weight)
-        return tf.cast(value, keras.config.floatx())
+        return tf.cast(self._weight(step), keras.config.floatx())
 
 
 def loss_weights(task: Any, step: int) -> dict[str, float]:

@@ -89,8 +89,7 @@ class ReduceOnPlateau(Schedule):
         not_yet = tf.cast(step < self.state["reduced_at"], tf.int64)
         reductions = tf.cast(self.state["reductions"] - not_yet, tf.float64)
         share = tf.constant(self.factor, tf.float64) ** reductions
-        rate = self._in_float64
-        return share * tf.cast(rate(step) if callable(rate) else rate, tf.float64)
+        return share * self._in_float64(step)
 
     def observe(self, step: int, value: float) -> bool:
         """Updates the state with the metric after `step` updates. Eager, cross-replica context.

@@ -27,6 +27,19 @@ def test_examples_around_powers_of_two_and_four_are_permuted(power):
         assert_bijection(2**power + more, epoch=2, seed=1)
 
 
+@pytest.mark.parametrize("num_examples", [60, 1500, 65_537])
+def test_examples_come_to_each_place_as_often_as_by_chance(num_examples):
+    """χ² of the first places over epochs and seeds, in 30 classes of examples."""
+    of = {"position": np.arange(30), "num_examples": num_examples}
+    firsts = [example_at(**of, epoch=n, seed=s) for n in range(150) for s in (0, 1)]
+    classes = np.stack(firsts) * 30 // num_examples  # [epochs and seeds, place]
+    counts = np.stack([np.bincount(column, minlength=30) for column in classes.T])
+    expected = np.bincount(np.arange(num_examples) * 30 // num_examples) / num_examples * 300
+    chi2 = ((counts - expected) ** 2 / expected).sum()
+    freedom = 30 * 29
+    assert abs(chi2 - freedom) < 6 * np.sqrt(2 * freedom)
+
+
 @pytest.mark.parametrize("sizes", [(1, 1), (1, 4), (3, 8), (10, 10), (1797, 64), (1025, 999)])
 def test_an_epoch_shows_every_example_once_and_pads_at_weight_0(sizes):
     of = {"num_examples": sizes[0], "global_batch_size": sizes[1]}
