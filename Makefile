@@ -45,14 +45,13 @@ lowest:
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check "$(UV)"
 	$(LOWEST)/bin/uv pip compile --quiet --resolution lowest-direct --no-emit-index-url \
 	  --python $(LOWEST)/bin/python \
-	  --extra test --extra plots --extra tables --extra arrayrecord --extra pandas pyproject.toml -o $(LOWEST)/requirements.txt
+	  --extra test --extra tables --extra arrayrecord pyproject.toml -o $(LOWEST)/requirements.txt
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -r $(LOWEST)/requirements.txt
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	$(LOWEST)/bin/tensorboard --version
 	$(LOWEST)/bin/python -m pytest -n $(WORKERS) tests/test_main.py tests/test_output.py \
 	  tests/cli tests/config tests/run/test_writers.py tests/run/test_console.py tests/data/readers/test_records.py tests/data/readers/test_table.py \
-	  tests/training/test_history.py \
-	  tests/benchmarks/test_page.py
+	  tests/training/test_history.py
 
 bench: $(VENV)/.installed benchmarks/peers
 	$(BIN)/python -m benchmarks
