@@ -14,14 +14,13 @@ PACKAGE = Path(ddl.__file__).parent
 BENCHMARKS = Path(benchmarks.__file__).parent
 
 GROUND = {
-    *("choices", "draws", "errors", "figures", "microbatch", "output"),
-    *("precision", "random", "seeds", "signals", "user_code"),
+    *("choices", "errors", "figures", "microbatch", "output", "precision", "random", "signals"),
 }
 _LEARNING = {"data", "layers", "metrics", "models", "tasks", "optimizers"}
 
 # Each package with all that it may import: only packages that stand before it in this list.
 MAY_IMPORT: dict[str, set[str]] = {
-    "config": {"choices", "errors", "user_code"},
+    "config": {"choices", "errors"},
     "distribution": GROUND,
     "layers": {"distribution"} | GROUND,
     "models": {"layers"} | GROUND,
@@ -40,8 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 # The base modules, of which the later may import the earlier.
 GROUND_IN_ORDER = [
-    *("errors", "user_code", "choices", "output", "signals", "figures", "precision"),
-    *("seeds", "microbatch", "draws", "random"),
+    *("errors", "choices", "output", "signals", "figures", "precision", "microbatch", "random"),
 ]
 DOORS = {"__main__", "main", "launch", "check"}
 

@@ -16,8 +16,7 @@ from typing import Any
 from gin import config as gin_config
 
 from ddl.config.statements import MACRO, Binding, Import, Key, complain, nearest, place
-from ddl.errors import ConfigError, DdlError, did_you_mean
-from ddl.user_code import attributing_errors, message_of, place_of
+from ddl.errors import ConfigError, DdlError, attributing_errors, did_you_mean, message_of, place_of
 
 # Modules whose public names a config may use: those of ddl as ddl.<name>, short <name>, but its
 # layers, which share their names with Keras's, as ddl.layers.<name>. Keras's metrics are not among
