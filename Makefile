@@ -9,7 +9,7 @@ EXTRAS := .venv-extras
 NEEDS_PYTHON = test -n "$(PYTHON)" || { echo "ddl needs Python 3.11, 3.12 or 3.13; none was found. Set PYTHON=/path/to/python." >&2; exit 1; }
 UV := uv>=0.9,<1
 
-.PHONY: demo test release-check extras lowest bench lint check lock clean
+.PHONY: demo test release-check extras lowest bench lint check api lock clean
 
 demo: $(VENV)/.installed
 	rm -rf runs/demo
@@ -68,6 +68,10 @@ lint: $(VENV)/.installed
 	$(BIN)/mypy
 
 check: lint test
+
+# The pages of docs/api, from the docstrings of the public names.
+api: $(VENV)/.installed
+	$(BIN)/python docs/api/write.py
 
 # The tested versions of all packages that the extras need.
 lock: $(VENV)/.installed

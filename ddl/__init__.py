@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
-    from ddl import callbacks as callbacks
     from ddl import config as config
     from ddl import data as data
     from ddl import distribution as distribution
@@ -27,7 +26,10 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
     from ddl.checkpoints.warm_start import WarmStart as WarmStart
     from ddl.optimizers.loss_weight import LossWeight as LossWeight
     from ddl.precision import LossScale as LossScale
+    from ddl.run.callbacks import AfterEvaluation as AfterEvaluation
+    from ddl.run.callbacks import AfterSave as AfterSave
     from ddl.run.callbacks import EarlyStopping as EarlyStopping
+    from ddl.run.callbacks import Every as Every
     from ddl.run.fit import fit as fit
     from ddl.run.from_checkpoints import evaluate as evaluate
     from ddl.run.from_checkpoints import export as export
@@ -53,9 +55,12 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
     from ddl.training.trainer import Trainer as Trainer
 
 _HOME = {
+    "AfterEvaluation": "ddl.run.callbacks",
+    "AfterSave": "ddl.run.callbacks",
     "Checkpoints": "ddl.checkpoints.checkpoints",
     "Classification": "ddl.tasks.classification",
     "EarlyStopping": "ddl.run.callbacks",
+    "Every": "ddl.run.callbacks",
     "ExponentialMovingAverage": "ddl.step.weight_average",
     "Gradients": "ddl.step.gradients",
     "LanguageModel": "ddl.tasks.language",
@@ -86,8 +91,8 @@ _HOME = {
 
 # Modules that `dir` shows; others can be had as well, such as `ddl.check`.
 _PUBLIC_MODULES = (
-    *("callbacks", "config", "data", "distribution", "errors", "layers", "metrics", "models"),
-    *("optimizers", "precision", "random", "tasks"),
+    *("config", "data", "distribution", "errors", "layers", "metrics", "models", "optimizers"),
+    *("precision", "random", "tasks"),
 )
 
 __all__ = [*_HOME, "__version__"]

@@ -1,7 +1,12 @@
-"""The contract of imports: which package (room) of ddl/ may import which, and their sizes."""
+"""The contract of imports: which room of ddl/ may import which, and the sizes of modules.
+
+A room is a package or a module of ddl/. `python -m tests.test_rooms` prints the arrows between them
+that the imports draw, as BUILD.md shows them.
+"""
 
 import ast
 import graphlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,7 +37,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "training": {"step", "distribution"} | _LEARNING | GROUND,
     "checkpoints": {"training", "step", "distribution"} | _LEARNING | GROUND,
     "run": {"checkpoints", "training", "step", "distribution", "config"} | _LEARNING | GROUND,
-    "callbacks": {"run"},
     "checking": {"run", "training", "distribution", "config"} | _LEARNING | GROUND,
     "cli": {"run", "training", "config", "distribution"} | GROUND,
     "launcher": {"errors", "choices", "output"},
@@ -55,7 +59,7 @@ def modules() -> Iterator[tuple[str, Path]]:
 def imported_rooms(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module == "ddl":
-            yield from (name.name for name in node.names)
+            yield from (name.name for name in node.names if name.name != "__version__")
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ddl."):
             yield str(node.module).split(".")[1]
         elif isinstance(node, ast.Import):
@@ -73,6 +77,14 @@ def upward(room: str, path: Path) -> list[str]:
     return [other for other in imported_rooms(path) if other not in allowed]
 
 
+def arrows() -> dict[str, list[str]]:
+    """The rooms that each room imports, those of the ground left out."""
+    found: dict[str, set[str]] = {}
+    for room, path in modules():
+        found.setdefault(room, set()).update(imported_rooms(path))
+    return {room: sorted(found[room] - {room} - GROUND) for room in found}
+
+
 def test_no_module_imports_upwards():
     found = [
         f"{path.relative_to(PACKAGE)} imports {upward(room, path)}"
@@ -85,6 +97,16 @@ def test_no_module_imports_upwards():
 def test_every_room_and_module_has_a_place():
     rooms = {room for room, _ in modules()}
     assert rooms == MAY_IMPORT.keys() | set(GROUND_IN_ORDER) | DOORS
+    assert len(rooms) <= 27
+
+
+def test_build_md_shows_the_rooms_and_their_arrows():
+    shown = {}
+    for line in (PACKAGE.parent / "BUILD.md").read_text().splitlines():
+        if row := re.match(r"\| (`[a-z_`,./ ]+`) \| .* \| ([a-z_, ]*)\|$", line):
+            for room in re.findall(r"`(\w+)(?:/|\.py)`", row[1]):
+                shown[room] = re.findall(r"\w+", row[2])
+    assert shown == {room: found for room, found in arrows().items() if room not in GROUND}
 
 
 def test_no_module_outgrows_500_lines():
@@ -126,3 +148,8 @@ def circle_in(folder: Path) -> list[str]:
 @pytest.mark.parametrize("folder", [PACKAGE, BENCHMARKS], ids=lambda folder: folder.name)
 def test_no_modules_import_each_other(folder):
     assert not circle_in(folder)
+
+
+if __name__ == "__main__":
+    for name, imported in arrows().items():
+        print(f"{name} → {', '.join(imported) or 'ground'}")
