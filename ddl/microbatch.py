@@ -9,6 +9,7 @@ around the task's forward and backward pass; outside of a trainer there is none.
 import copy
 import dataclasses
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
@@ -71,7 +72,9 @@ def without_traces_of_the_user() -> Iterator[None]:
     earlier = tf.config.functions_run_eagerly()
     tf.config.run_functions_eagerly(True)
     try:
-        yield
+        with warnings.catch_warnings():  # tf.data says that its functions stay traced
+            warnings.filterwarnings("ignore", ".*experimental_run_functions_eagerly", UserWarning)
+            yield
     finally:
         tf.config.run_functions_eagerly(earlier)
 

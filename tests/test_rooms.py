@@ -102,7 +102,8 @@ def test_every_room_and_module_has_a_place():
 
 def test_build_md_shows_the_rooms_and_their_arrows():
     shown = {}
-    for line in (PACKAGE.parent / "BUILD.md").read_text().splitlines():
+    rooms = (PACKAGE.parent / "BUILD.md").read_text().split("## ")[1]
+    for line in rooms.splitlines():
         if row := re.match(r"\| (`[a-z_`,./ ]+`) \| .* \| ([a-z_, ]*)\|$", line):
             for room in re.findall(r"`(\w+)(?:/|\.py)`", row[1]):
                 shown[room] = re.findall(r"\w+", row[2])

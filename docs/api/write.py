@@ -50,11 +50,10 @@ def signature(item: Any) -> str:
 def entry(name: str, item: Any, level: str = "##") -> Iterator[str]:
     """Yields heading, arguments and docstring of a name, then those of a class's own members."""
     short, is_class = name.rpartition(".")[2], inspect.isclass(item)
-    yield f"{level} `{name}`\n"
-    if not isinstance(item, property):
-        yield f"```py\n{short}{signature(item)}\n```\n"
     own = item.__init__.__doc__ if is_class and "__init__" in vars(item) else None
-    yield from (f"```text\n{inspect.cleandoc(text)}\n```\n" for text in (item.__doc__, own) if text)
+    texts = [inspect.cleandoc(text) for text in (item.__doc__, own) if text]
+    head = [] if isinstance(item, property) else [f"{short}{signature(item)}"]
+    yield f"{level} `{name}`\n\n```text\n" + "\n\n".join([*head, *texts]) + "\n```\n"
     for key in [key for key in vars(item) if key[0] != "_"] if is_class else ():
         member = getattr(item, key)
         if getattr(member, "__doc__", None) and isinstance(member, MEMBERS):
