@@ -55,29 +55,29 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
     from ddl.training.trainer import Trainer as Trainer
 
 _NAMES = {
-    "ddl.checkpoints.checkpoints": "Checkpoints",
-    "ddl.checkpoints.retention": "Retention",
-    "ddl.checkpoints.warm_start": "WarmStart",
-    "ddl.optimizers.loss_weight": "LossWeight",
-    "ddl.precision": "LossScale",
-    "ddl.run.callbacks": "AfterEvaluation AfterSave EarlyStopping Every",
-    "ddl.run.fit": "fit",
-    "ddl.run.from_checkpoints": "evaluate export load",
-    "ddl.run.predicting": "predict",
-    "ddl.run.range_test": "find_learning_rate",
-    "ddl.step.gradients": "Gradients",
-    "ddl.step.remat": "Remat",
-    "ddl.step.state": "StepBatch",
-    "ddl.step.update": "Update",
-    "ddl.step.weight_average": "ExponentialMovingAverage",
-    "ddl.tasks.classification": "Classification MultiLabel Segmentation",
-    "ddl.tasks.gather": "current_batch gather",
-    "ddl.tasks.language": "LanguageModel MaskedLanguageModel",
-    "ddl.tasks.supervised": "Regression Supervised",
-    "ddl.tasks.task": "PerExample Task",
-    "ddl.training.trainer": "Trainer",
+    "checkpoints.checkpoints": "Checkpoints",
+    "checkpoints.retention": "Retention",
+    "checkpoints.warm_start": "WarmStart",
+    "optimizers.loss_weight": "LossWeight",
+    "precision": "LossScale",
+    "run.callbacks": "AfterEvaluation AfterSave EarlyStopping Every",
+    "run.fit": "fit",
+    "run.from_checkpoints": "evaluate export load",
+    "run.predicting": "predict",
+    "run.range_test": "find_learning_rate",
+    "step.gradients": "Gradients",
+    "step.remat": "Remat",
+    "step.state": "StepBatch",
+    "step.update": "Update",
+    "step.weight_average": "ExponentialMovingAverage",
+    "tasks.classification": "Classification MultiLabel Segmentation",
+    "tasks.gather": "current_batch gather",
+    "tasks.language": "LanguageModel MaskedLanguageModel",
+    "tasks.supervised": "Regression Supervised",
+    "tasks.task": "PerExample Task",
+    "training.trainer": "Trainer",
 }
-_HOME = {name: home for home, names in _NAMES.items() for name in names.split()}
+_HOME = {name: f"ddl.{home}" for home, names in _NAMES.items() for name in names.split()}
 
 # Modules that `dir` shows; others can be had as well, such as `ddl.check`.
 _PUBLIC_MODULES = (

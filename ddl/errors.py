@@ -273,11 +273,16 @@ def attributing_errors(packages: Collection[str] = ()) -> Iterator[None]:
 
     Raises:
       ConfigError: If the block raises an error that repeats, from a line of the user's code.
+      RuntimeError: If it calls `sys.exit` without a status, as if the command were done.
     """
     try:
         yield
     except DdlError:
         raise
+    except SystemExit as error:
+        if error.code:
+            raise
+        raise RuntimeError("sys.exit() was called before the command was done.") from error
     except Exception as error:
         place = place_of(error, packages) if repeats(error) else None
         if place is None:
@@ -289,10 +294,5 @@ def is_of_user(file: str) -> bool:
     """Returns whether a file is the user's: not of ddl, Python or an installed package."""
     if file.startswith("<") or "__autograph_generated_file" in file or not os.path.isfile(file):
         return False
-    return not is_of_library(file)
-
-
-def is_of_library(file: str) -> bool:
-    """Returns whether a file is of ddl, Python or an installed package; notebooks are not."""
     file = os.path.abspath(file)
-    return bool(file.startswith(_LIBRARIES) or _INSTALLED.search(file))
+    return not (file.startswith(_LIBRARIES) or _INSTALLED.search(file))
