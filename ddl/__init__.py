@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
-    from ddl import callbacks as callbacks
     from ddl import config as config
     from ddl import data as data
     from ddl import distribution as distribution
@@ -27,7 +26,10 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
     from ddl.checkpoints.warm_start import WarmStart as WarmStart
     from ddl.optimizers.loss_weight import LossWeight as LossWeight
     from ddl.precision import LossScale as LossScale
+    from ddl.run.callbacks import AfterEvaluation as AfterEvaluation
+    from ddl.run.callbacks import AfterSave as AfterSave
     from ddl.run.callbacks import EarlyStopping as EarlyStopping
+    from ddl.run.callbacks import Every as Every
     from ddl.run.fit import fit as fit
     from ddl.run.from_checkpoints import evaluate as evaluate
     from ddl.run.from_checkpoints import export as export
@@ -58,7 +60,7 @@ _NAMES = {
     "checkpoints.warm_start": "WarmStart",
     "optimizers.loss_weight": "LossWeight",
     "precision": "LossScale",
-    "run.callbacks": "EarlyStopping",
+    "run.callbacks": "AfterEvaluation AfterSave EarlyStopping Every",
     "run.fit": "fit",
     "run.from_checkpoints": "evaluate export load",
     "run.predicting": "predict",
@@ -79,8 +81,8 @@ _HOME = {name: f"ddl.{home}" for home, names in _NAMES.items() for name in names
 
 # Modules that `dir` shows; others can be had as well, such as `ddl.check`.
 _PUBLIC_MODULES = (
-    *("callbacks", "config", "data", "distribution", "errors", "layers", "metrics", "models"),
-    *("optimizers", "precision", "random", "tasks"),
+    *("config", "data", "distribution", "errors", "layers", "metrics", "models", "optimizers"),
+    *("precision", "random", "tasks"),
 )
 
 __all__ = [*_HOME, "__version__"]
