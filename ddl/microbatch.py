@@ -79,27 +79,6 @@ def without_traces_of_the_user() -> Iterator[None]:
         tf.config.run_functions_eagerly(earlier)
 
 
-class Held:
-    """A function whose results of one pass are given to later ones, whatever they compute.
-
-    Attributes:
-      found: The results, in the order of the calls.
-    """
-
-    def __init__(self, function: Callable[..., Any], found: Sequence[Any] | None = None):
-        """Keeps the function; `found` of an earlier pass is given instead, if there is one."""
-        self.found = list(found or [])
-        self._function = function
-        self._given = None if found is None else iter(found)
-
-    def __call__(self, *arguments: Any) -> Any:
-        """Returns the next given result, or else calls the function and records its result."""
-        if self._given is not None:
-            return next(self._given)
-        self.found.append(self._function(*arguments))
-        return self.found[-1]
-
-
 class HeldMoments:
     """Batch moments of the normalization layers, in the order of the layers' calls.
 

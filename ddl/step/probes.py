@@ -35,11 +35,12 @@ from ddl.data.checks import data_errors
 from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError, DdlError, message_of
+from ddl.layers.across_replicas import Held
 from ddl.layers.images import Partners, neighbours
 from ddl.layers.lookups import look_up_rows
 from ddl.layers.normalization import take_over_moments
 from ddl.metrics.values import tensors_by_name
-from ddl.microbatch import Held, HeldMoments, Microbatch, without_traces_of_the_user
+from ddl.microbatch import HeldMoments, Microbatch, without_traces_of_the_user
 from ddl.random import batch_counter
 from ddl.step.effects import (
     Generators,
