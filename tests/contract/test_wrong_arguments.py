@@ -16,6 +16,8 @@ def _rows_checked_once():
 X = np.linspace(-1, 1, 48, dtype="float32").reshape(16, 3)
 Y = np.arange(16) % 2
 DATA = {"image": X, "label": Y}
+IMAGES = (np.ones((16, 4, 3, 1), "f4"), np.ones((16, 4, 3, 1), "f4"))
+of_classes = tf.nn.sparse_softmax_cross_entropy_with_logits
 
 
 def network(outputs=2):
@@ -79,13 +81,43 @@ def weighing(weight):
     return tf.data.Dataset.from_tensor_slices((X, Y, np.full(16, weight)))
 
 
+def relative_metric(y):
+    """Metrics are bound by the same rule as losses."""
+    return ddl.PerExample(y[:, 0], {"relative": y[:, 0] / tf.reduce_mean(y[:, 0])})
+
+
+def batch_hard(y):
+    """Hermans et al. 2017: the farthest row of a class and the nearest of another."""
+    distances = tf.reduce_sum(tf.square(y[:, None] - y[None]), -1)
+    alike = y[:, None, 0] * y[None, :, 0] > 0
+    farthest = tf.reduce_max(tf.where(alike, distances, 0.0), 1)
+    nearest = tf.reduce_min(tf.where(alike, tf.float32.max, distances), 1)
+    return tf.nn.softplus(farthest - tf.minimum(nearest, 100.0))
+
+
+def with_padding(y):
+    """Takes gathered padding for negatives."""
+    rows = ddl.gather(y)
+    return of_classes(rows.own, y @ tf.transpose(rows.rows))
+
+
+def of_images():
+    return keras.Sequential([keras.Input((4, 3, 1)), keras.layers.Conv2D(1, 1)])
+
+
+def dice():
+    """A loss over the whole batch."""
+    return keras.losses.Dice(reduction=None)
+
+
+def of_two_inputs():
+    one, other = keras.Input((3,), name="one"), keras.Input((3,), name="other")
+    return keras.Model([one, other], keras.layers.Dense(1)(keras.layers.Add()([one, other])))
+
+
 def in_scope(strategy, **arguments):
     with strategy.scope():
         return trainer(strategy=strategy, **arguments)
-
-
-def outside_of_the_scope():
-    return trainer(ddl.Classification(network()), strategy=mirrored())
 
 
 def idle_model():
@@ -157,6 +189,12 @@ MISTAKES = [
     ("train(Own(lambda y: (y[:, 0] - tf.roll(y[:, 0], 1, 0)) ** 2))", "other examples"),
     ("train(Own(lambda y: y[:, 0] ** 2, idle_model()))", "idle/extra"),
     ("trainer(task=Own(lambda y: y[:, 0]), data={'x': X, 'label': Y}).train(1)", "'image'"),
+    ("train(Own(lambda y: of_classes(tf.range(y.shape[0]), y @ tf.transpose(y))))", "other examples"),
+    ("train(Own(lambda y: y[:, 0] / tf.reduce_max(y[:, 0])))", "other examples", "ddl.gather"),
+    ("train(Own(relative_metric))", "other examples", "ddl.gather"),
+    ("train(Own(batch_hard))", "other examples", "ddl.gather"),
+    ("train(Own(with_padding))", "padding", "mask"),
+    ("train(ddl.Supervised(of_images(), dice()), data=IMAGES)", "axis=(1, 2, 3)"),
     # optimizers
     ("trainer(optimizer=keras.optimizers.SGD)", "SGD"),
     ("trainer(optimizer='adma')", "'adma'", "'adam'"),
@@ -189,6 +227,7 @@ MISTAKES = [
     ("trainer(data=stream().repeat()).train(epochs=1, progress=False)", "no end", "TRAIN_STEPS"),
     ("trainer(eval_data={'image': X})", "'label'"),
     ("trainer(eval_data=(X, Y + 1))", "from 0 to 1"),
+    ("trainer(ddl.Supervised(of_two_inputs(), 'mse'), ([X, X], Y))", "2 arrays as x", "dict by"),
     # steps of verbs
     ("train(OwnStep(lambda t, u, b: u.minimise(t.per_example, b)))", "minimise", "minimize"),
     ("train(OwnStep(lambda t, u, b: u.minimize(t.per_exmaple, b)))", "per_exmaple", "per_example"),
@@ -216,7 +255,7 @@ MISTAKES = [
     ("ddl.fit(trainer(), train_steps=1, restore_best=True)", "restore_best", "model_dir"),
     ("ddl.gather(tf.ones([8]))", "ddl.gather", "loss"),
     # strategies
-    ("outside_of_the_scope()", "scope"),
+    ("trainer(ddl.Classification(network()), strategy=mirrored())", "scope"),
 ]
 
 

@@ -3,13 +3,12 @@
 import ast
 import importlib
 import json
-import os
 import re
+import runpy
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -18,6 +17,7 @@ from pyarrow import csv, parquet
 from ddl import config, launch
 from ddl.cli.commands import parse
 from ddl.cli.flags import check_flags, config_flags, main_flags
+from tests.conftest import make_strategy
 from tests.contract.commands import ddl_main
 from tests.documents.pages import ALL_BLOCKS, ROOT, Block, commands, files
 
@@ -46,6 +46,7 @@ PROGRAMS = {
     "notebook.py": (r"'accuracy'", {"train_epochs=5": "train_steps=2"}),
     "images.py": (r"'accuracy'", {"train_epochs=20": "train_epochs=1"}),
 }
+PEERS = ("keras", "ddl")
 # Not for a process that has started TensorFlow; tests/checking runs the check of a function.
 COMPILED = {"virtual_devices.py", "checked.py"}
 
@@ -72,6 +73,7 @@ def within(folder, monkeypatch):
             super().__init__(["CPU:0"], cross_device_ops=reduction)
 
     monkeypatch.setattr(tf.distribute, "MirroredStrategy", OnOneDevice)
+    monkeypatch.setattr("ddl.run.train.export", lambda *_: None)  # as long as the rest of a dry run
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
 
@@ -163,15 +165,16 @@ def test_notebooks(path):
     assert path.stem != "own_step" or names["trainers"][0.05].evaluate()["accuracy"] > 0.3
 
 
-@pytest.mark.processes
-def test_the_figures_beside_keras():
+def test_the_figures_beside_keras(monkeypatch):
     """README shows what the program prints for Keras; differences of ddl are mere rounding."""
-    command = [sys.executable, "docs/beside_keras.py"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    rows = re.findall(r"^(.*\S) +(\S+) +(\S+)$", output.stdout, re.M)[1:]
-    assert len(rows) == 4, output.stdout
+    four = make_strategy("mirrored", 4)
+    monkeypatch.setattr(tf.distribute, "MirroredStrategy", lambda devices: four)
+    keras.config.set_floatx("float64")
+    program = runpy.run_path("docs/beside_keras.py")
     readme = (ROOT / "README.md").read_text()
     shown = re.findall(r"^\| [^|]+ \| (\de-\d+) \| (\de-\d+) \|", readme, re.M)
-    assert [float(keras) for _, keras, _ in rows[1:]] == [float(keras) for keras, _ in shown]
-    assert all(float(ddl) < 1e-12 for *_, ddl in [*rows, *shown]), output.stdout
+    _, *cases = program["CASES"].values()  # no row shows the first
+    for options, (of_keras, of_ddl) in zip(cases, shown, strict=True):
+        found, ours = (program["difference"](program[f"with_{by}"], **options) for by in PEERS)
+        assert f"{found:.0e}" == of_keras
+        assert max(ours, float(of_ddl)) < 1e-12
