@@ -189,7 +189,10 @@ MISTAKES = [
     ("train(Own(lambda y: (y[:, 0] - tf.roll(y[:, 0], 1, 0)) ** 2))", "other examples"),
     ("train(Own(lambda y: y[:, 0] ** 2, idle_model()))", "idle/extra"),
     ("trainer(task=Own(lambda y: y[:, 0]), data={'x': X, 'label': Y}).train(1)", "'image'"),
-    ("train(Own(lambda y: of_classes(tf.range(y.shape[0]), y @ tf.transpose(y))))", "other examples"),
+    (
+        "train(Own(lambda y: of_classes(tf.range(y.shape[0]), y @ tf.transpose(y))))",
+        "other examples",
+    ),
     ("train(Own(lambda y: y[:, 0] / tf.reduce_max(y[:, 0])))", "other examples", "ddl.gather"),
     ("train(Own(relative_metric))", "other examples", "ddl.gather"),
     ("train(Own(batch_hard))", "other examples", "ddl.gather"),
