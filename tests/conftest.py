@@ -91,12 +91,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Prints each failure when it happens: a run that is cut off later has told it."""
-    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
-        print(f"\nFAILED {report.nodeid} ({report.when})\n{report.longreprtext}", flush=True)
-
-
 def unexpected_skips(config: pytest.Config) -> list[str]:
     """The skips of a run whose reasons `EXPECTED_SKIPS` does not list."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")

@@ -119,60 +119,25 @@ class OneModel:
         return ddl.PerExample(cross_entropy(tf.cast(features["label"], logits.dtype), logits))
 
 
-class Gan(OneModel):
-    """Two losses, two models, two optimizers; a weight penalty and a limit of one norm."""
+class WganGp(OneModel):
+    """Gulrajani et al. 2017: two turns of the critic, each with a batch of its own.
 
-    models = ("generator", "discriminator")
-    trainer = MappingProxyType({"clip_norm": {"generator": None, "discriminator": 0.3}})
+    Every second step also applies the gradient of the penalty, as Karras et al. 2020. Two models
+    and optimizers; the critic has a weight penalty and a limit of the norm.
+    """
+
+    models = ("generator", "critic")
+    trainer = MappingProxyType({"clip_norm": {"generator": None, "critic": 0.3}})
     data = staticmethod(examples)
 
     def __init__(self) -> None:
         self.generator = mlp(3)
-        self.discriminator = mlp(1, kernel_regularizer=keras.regularizers.L2(0.125))
+        self.critic = mlp(1, kernel_regularizer=keras.regularizers.L2(0.125))
 
     @staticmethod
     def optimizers() -> Any:
         sgd = keras.optimizers.SGD
-        return {"generator": sgd(0.3, momentum=0.9), "discriminator": sgd(0.2, momentum=0.5)}
-
-    def real_or_fake(self, features: Any, training: bool) -> ddl.PerExample:
-        real = self.discriminator(features["x"], training=training)[:, 0]
-        fake = self.discriminator(self.generator(features["noise"], training=training))[:, 0]
-        ones, zeros = tf.ones_like(real), tf.zeros_like(fake)
-        return ddl.PerExample(cross_entropy(ones, real) + cross_entropy(zeros, fake))
-
-    def fools(self, features: Any, training: bool) -> ddl.PerExample:
-        fake = self.discriminator(self.generator(features["noise"], training=training))[:, 0]
-        return ddl.PerExample(cross_entropy(tf.ones_like(fake), fake))
-
-    def step(self, update: Any, batch: Any) -> None:
-        update.minimize(self.real_or_fake, batch, self.discriminator, optimizer="discriminator")
-        update.minimize(self.fools, batch, self.generator, optimizer="generator")
-
-    def plain(self, loop: Plain) -> None:
-        rows, variables = loop.next(), self.discriminator.trainable_variables
-        gradients = loop.gradients(self.real_or_fake, rows, variables)
-        gradients[0] += 2 * 0.125 * variables[0]
-        gradients, _ = tf.clip_by_global_norm(gradients, 0.3)
-        loop.apply(gradients, variables, "discriminator")
-        loop.minimize(self.fools, rows, self.generator.trainable_variables, "generator")
-
-
-class WganGp(OneModel):
-    """Gulrajani et al. 2017: two turns of the critic, each with a batch of its own.
-
-    Every second step also applies the gradient of the penalty, as Karras et al. 2020.
-    """
-
-    models = ("generator", "critic")
-    data = staticmethod(examples)
-
-    def __init__(self) -> None:
-        self.generator, self.critic = mlp(3), mlp(1)
-
-    @staticmethod
-    def optimizers() -> Any:
-        return {"generator": keras.optimizers.SGD(0.1), "critic": keras.optimizers.SGD(0.05)}
+        return {"generator": sgd(0.1, momentum=0.9), "critic": sgd(0.05, momentum=0.5)}
 
     def criticizes(self, features: Any, training: bool) -> ddl.PerExample:
         drift = self.critic(features["x"], training=training)[:, 0]
@@ -203,12 +168,18 @@ class WganGp(OneModel):
         update.when(update.step % 2 == 0, smooth)
 
     def plain(self, loop: Plain) -> None:
-        rows, variables = loop.next(), self.critic.trainable_variables
+        def critic(loss: Any, rows: Any) -> None:
+            variables = self.critic.trainable_variables
+            gradients = loop.gradients(loss, rows, variables)
+            gradients[0] += 2 * 0.125 * variables[0]
+            loop.apply(tf.clip_by_global_norm(gradients, 0.3)[0], variables, "critic")
+
+        rows = loop.next()
         for _ in range(2):
-            loop.minimize(self.criticizes, loop.next(), variables, "critic")
+            critic(self.criticizes, loop.next())
         loop.minimize(self.fools, rows, self.generator.trainable_variables, "generator")
         if loop.step % 2 == 0:
-            loop.minimize(self.penalty, rows, variables, "critic")
+            critic(self.penalty, rows)
 
 
 class Sam(OneModel):

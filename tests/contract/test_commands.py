@@ -67,6 +67,7 @@ WRONG_FLAGS = [
     ([*RUN, "--mode=eval", "--checkpoint=last"], "latest", "best", "'last'"),
     ([*RUN, "--checkpoint=100"], "--checkpoint", "train_and_eval"),
     ([*RUN, "--follow_timeout=5"], "--follow_timeout", "train_and_eval"),
+    ([*RUN, "--mode=eval", "--checkpoint=6", "--follow_timeout=1"], "--checkpoint", "--follow"),
     ([*RUN, "--mode=predict"], "--predictions"),
     ([*RUN, "--mode=predict", "--predictions=rows.csv"], "rows.csv", ".jsonl"),
     ([*RUN, "--predictions=rows.npz"], "--predictions", "train_and_eval"),

@@ -13,14 +13,12 @@ STEPS = 5
 TWO, FOUR, CENTRAL = ("mirrored", 2), ("mirrored", 4), ("central_storage", 2)
 
 CASES = [
-    (step_tasks.Gan, TWO, 2),
-    (step_tasks.Gan, CENTRAL, 1),
-    (step_tasks.WganGp, TWO, 1),
+    (step_tasks.WganGp, TWO, 2),
+    (step_tasks.WganGp, CENTRAL, 1),
     (step_tasks.Sam, TWO, 1),
     (step_tasks.Byol, FOUR, 1),
     (step_tasks.DpSgd, TWO, 2),
     (step_tasks.PcGrad, TWO, 2),
-    (step_tasks.PcGrad, CENTRAL, 1),
     (step_tasks.SimClr, TWO, 1),
     (step_tasks.Clip, FOUR, 1),
 ]

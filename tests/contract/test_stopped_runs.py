@@ -41,12 +41,6 @@ def act_at(step, function, model_dir) -> Ended:
         acts.AT.clear()
 
 
-def process(model_dir, **variables):
-    command = [sys.executable, "-m", "ddl.main", *arguments(model_dir, *acts.EVERY_STEP)]
-    environment = {**os.environ, **variables}
-    return forked.run(command, capture_output=True, text=True, timeout=600, env=environment)
-
-
 @pytest.mark.parametrize(("number", "step"), [(signal.SIGTERM, 4), (signal.SIGINT, 5)])
 def test_a_signal_saves_and_the_run_resumes(tmp_path, straight, number, step):
     run = tmp_path / "run"
@@ -61,16 +55,6 @@ def test_a_signal_saves_and_the_run_resumes(tmp_path, straight, number, step):
     assert step <= stopped < 12
     assert_error(ended, signal.Signals(number).name, f"step {stopped}", status=75)
     assert f"step {stopped}" in small(run, *acts.EVERY_STEP).out
-    assert_same_end(run, straight)
-
-
-@pytest.mark.processes
-def test_a_killed_run_resumes(tmp_path, straight):
-    run = tmp_path / "run"
-    killed = process(run, **{acts.KILLED_AT: "7", acts.MODEL_DIR: str(run)})
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert saved_steps(run) == [4]
-    assert "step 4" in small(run, *acts.EVERY_STEP).out
     assert_same_end(run, straight)
 
 
@@ -152,7 +136,9 @@ def test_without_a_good_checkpoint_nothing_is_trained_anew(tmp_path, straight):
 @pytest.mark.processes
 def test_a_second_run_in_the_directory_is_refused(tmp_path, straight):
     run, second = tmp_path / "run", []
-    ended = act_at(5, lambda: second.append(process(run)), run)
+    command = [sys.executable, "-m", "ddl.main", *arguments(run, *acts.EVERY_STEP)]
+    options = {"capture_output": True, "text": True, "timeout": 600}
+    ended = act_at(5, lambda: second.append(forked.run(command, **options)), run)
     assert second[0].returncode == 70
     assert str(run) in second[0].stderr
     assert "Traceback" not in second[0].stderr
