@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import ddl.data.pipeline as pipeline
-from ddl import draws
+from ddl import random
 from ddl.data import BatchPipeline
 from ddl.errors import TrainingDiverged
 from ddl.layers import normalization
@@ -163,7 +163,7 @@ def ask_the_first_replica_for_overflow(patch):
     patch.setattr(overflow, "each_finite", lambda reduced: finite(own))
 
 
-@breaks(DRAWS, draws, "counter_at")
+@breaks(DRAWS, random, "counter_at")
 def give_all_replicas_one_stream(counter_at, counter, _):
     return counter
 
