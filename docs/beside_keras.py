@@ -20,6 +20,12 @@ import tensorflow as tf
 import ddl
 
 UPDATES = 20
+CASES = {
+    "nothing special": {},
+    "clipping by norm": {"clip_norm": 0.1},
+    "dropout": {"dropout": 0.5},
+    "last batch of 30 among 4 replicas": {"examples": 3 * 64 + 30},
+}
 
 
 def main() -> None:
@@ -29,12 +35,7 @@ def main() -> None:
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
     keras.config.set_floatx("float64")
     print(f"{'largest difference in a weight':32}{'Keras fit':>12}{'ddl':>12}")
-    for case, options in {
-        "nothing special": {},
-        "clipping by norm": {"clip_norm": 0.1},
-        "dropout": {"dropout": 0.5},
-        "last batch of 30 among 4 replicas": {"examples": 3 * 64 + 30},
-    }.items():
+    for case, options in CASES.items():
         print(f"{case:32}{difference(with_keras, **options):12.0e}", end="")
         print(f"{difference(with_ddl, **options):12.0e}")
 

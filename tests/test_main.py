@@ -9,12 +9,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from absl import flags
 
 from ddl import __main__ as command
 from ddl import main
-from ddl.cli.commands import parse
-from ddl.cli.flags import check_flags, main_flags
 
 ROOT = Path(__file__).parent.parent
 DIGITS = f"--gin_file={ROOT}/configs/digits_cnn.gin"
@@ -34,29 +31,6 @@ def run_without_tensorflow(*arguments, cwd=ROOT, **variables):
         check=False,
         env=environment,
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "--model_dir is required. Pass a directory"),
-        (["--dry_run", "--gpus=x"], "--gpus must be all, none, or numbers such as 0,1, got 'x'"),
-        ([*RUN, "--mode=eval", "--checkpoint=last"], "latest, best, or a step, got 'last'"),
-        ([*RUN, "--mode=predict", "--predictions=x.csv"], "ends with .jsonl or .npz, got x.csv"),
-        ([*RUN, "--profile=110:100"], "two steps, the smaller one first, .* got '110:100'"),
-        ([*RUN, "--mode=export", "--profile=1:2"], "--profile has no effect with --mode=export"),
-        (
-            [*RUN, "--mode=eval", "--checkpoint=best", "--follow_timeout=1"],
-            "--checkpoint has no effect with --mode=eval --follow_timeout",
-        ),
-    ],
-    ids=str,
-)
-def test_flags_that_do_not_fit(arguments, message):
-    values = main_flags()
-    parse(values, ["ddl", DIGITS, *arguments], "")
-    with pytest.raises(flags.Error, match=message):
-        check_flags(values)
 
 
 def test_a_process_outside_of_its_cluster_is_reported_without_tensorflow():

@@ -25,7 +25,7 @@ def test_the_first_signal_is_noted_and_answered():
     with StopSignals(answered.set) as stop:
         assert stop.received is None
         os.kill(os.getpid(), signal.SIGTERM)
-        assert answered.wait(5)
+        assert answered.wait(60)
         assert stop.received is signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -65,7 +65,7 @@ def test_an_interrupt_is_raised_after_the_block():
     def block():
         with deferring_interrupt(answered.set, lambda: calls.append("withdrawn")):
             interrupt()
-            assert answered.wait(5)
+            assert answered.wait(60)
             interrupt()  # a second one changes nothing
             calls.append("the rest of the block")
 
@@ -79,6 +79,6 @@ def test_another_handler_stays():
     answered, of_block = threading.Event(), threading.Event()
     with StopSignals(answered.set) as stop, deferring_interrupt(of_block.set):
         interrupt()
-        assert answered.wait(5)
+        assert answered.wait(60)
     assert stop.received is signal.SIGINT
     assert not of_block.is_set()

@@ -1,6 +1,5 @@
 """Small tasks: right ones, and some with a mistake that people make in loops of their own."""
 
-import random
 from typing import Any
 
 import keras
@@ -12,8 +11,6 @@ import ddl
 layers = keras.layers
 EXPECTED: dict[str, tuple[str, str]] = {}
 """The kind of the value that differs first and the cause, by the name of a planted mistake."""
-REFUSED: list[str] = []
-"""Names of mistakes that the Trainer refuses before it trains."""
 
 
 def planted(kind: str, cause: str) -> Any:
@@ -24,12 +21,6 @@ def planted(kind: str, cause: str) -> Any:
         return make
 
     return register
-
-
-def refused(make: Any) -> Any:
-    """Registers a factory of a trainer that refuses its task."""
-    REFUSED.append(make.__name__)
-    return make
 
 
 def data(rows: int = 40) -> dict[str, np.ndarray]:
@@ -101,22 +92,12 @@ def gan(strategy):
 # ------------------------------------------------------------ losses and metrics
 
 
-@refused
 def a_loss_across_examples(strategy):
     class Centred(Tiny):
         def changed(self, loss):
             return loss - 0.5 * tf.reduce_mean(loss)
 
     return trained(strategy, Centred())
-
-
-@refused
-def a_division_by_the_rows(strategy):
-    class Divided(Tiny):
-        def changed(self, loss):
-            return loss / loss.shape[0]
-
-    return trained(strategy, Divided())
 
 
 @planted("train figure", "number of devices")
@@ -128,31 +109,7 @@ def a_factor_of_the_replicas(strategy):
     return trained(strategy, Multiplied())
 
 
-@planted("train figure", "across examples")
-def a_weight_by_the_replica(strategy):
-    class Weighed(Tiny):
-        def changed(self, loss):
-            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-            return loss * (1 + tf.cast(replica, loss.dtype))
-
-    return trained(strategy, Weighed())
-
-
-@refused
-def a_draw_by_python(strategy):
-    class Drawn(Tiny):
-        def changed(self, loss):
-            return loss * random.uniform(1, 2)
-
-    return trained(strategy, Drawn())
-
-
 # ------------------------------------------------------------ gradients, state, step, optimizer
-
-
-@refused
-def an_activity_regularizer(strategy):
-    return trained(strategy, Tiny(activity_regularizer=keras.regularizers.L2(0.1)))
 
 
 class Largest(layers.Layer):

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -17,6 +18,7 @@ from tests.contract import plain_loop
 BATCH = 32
 UPDATES = 7  # the fifth batch of an epoch of 131 examples has three rows; two of the next epoch
 
+layers = keras.layers
 Where = tuple[str, int]
 Figures = dict[str, list[np.ndarray]]
 
@@ -55,33 +57,24 @@ SENTENCES, OTHER_SENTENCES = _sentences(131), _sentences(75)
 
 
 def cnn() -> keras.Model:
-    l2 = keras.regularizers.L2(0.05)
-    return keras.Sequential(
-        [
-            keras.Input((5, 5, 1)),
-            keras.layers.Conv2D(2, 3, kernel_regularizer=l2, use_bias=False),
-            keras.layers.BatchNormalization(momentum=0.9),
-            keras.layers.Activation("relu"),
-            keras.layers.Flatten(),
-            keras.layers.Dense(3),
-        ]
-    )
+    l2, normalization = keras.regularizers.L2(0.05), layers.BatchNormalization(momentum=0.9)
+    hidden = [layers.Conv2D(2, 3, kernel_regularizer=l2, use_bias=False), normalization]
+    output = [layers.Activation("relu"), layers.Flatten(), layers.Dense(3)]
+    return keras.Sequential([keras.Input((5, 5, 1)), *hidden, *output])
 
 
-def mlp() -> keras.Model:
-    layers = [keras.layers.Dense(5, "tanh"), keras.layers.Dense(2)]
-    return keras.Sequential([keras.Input((4,)), *layers])
+def mlp(*hidden: keras.layers.Layer) -> keras.Model:
+    hidden = hidden or (layers.Activation("tanh"),)
+    return keras.Sequential([keras.Input((4,)), layers.Dense(5), *hidden, layers.Dense(2)])
 
 
 def normalized_mlp() -> keras.Model:
-    normalization = keras.layers.BatchNormalization(momentum=0.9)
-    layers = [keras.layers.Dense(5), normalization, keras.layers.Dense(2)]
-    return keras.Sequential([keras.Input((4,)), *layers])
+    return mlp(layers.BatchNormalization(momentum=0.9))
 
 
 def tagger() -> keras.Model:
-    layers = [keras.layers.Embedding(50, 4), keras.layers.Dense(3)]
-    return keras.Sequential([keras.Input((5,), dtype="int64"), *layers])
+    inputs = keras.Input((5,), dtype="int64")
+    return keras.Sequential([inputs, layers.Embedding(50, 4), layers.Dense(3)])
 
 
 def of_images(model, features, training):
@@ -156,12 +149,12 @@ def _poisoned() -> dict[str, np.ndarray]:
     return {**UNEVEN_NUMBERS, "y": labels}
 
 
+def _adamw() -> keras.optimizers.Optimizer:
+    return keras.optimizers.AdamW(0.05, weight_decay=0.125)
+
+
 _NUMBERS = Case(
-    model=mlp,
-    task=regression,
-    per_example=of_numbers,
-    data=NUMBERS,
-    others=OTHER_NUMBERS,
+    *(mlp, regression, of_numbers, NUMBERS, OTHER_NUMBERS),
     optimizer=lambda: keras.optimizers.SGD(0.125, momentum=0.875),
     rule=lambda: plain_loop.Momentum(0.125, momentum=0.875),
     inputs="x",
@@ -171,11 +164,7 @@ _NUMBERS = Case(
 CASES: dict[str, Case] = {
     # The clip bites at some updates and not at others: a wrong scale of the gradient shows.
     "images": Case(
-        model=cnn,
-        task=ddl.Classification,
-        per_example=of_images,
-        data=IMAGES,
-        others=OTHER_IMAGES,
+        *(cnn, ddl.Classification, of_images, IMAGES, OTHER_IMAGES),
         optimizer=lambda: keras.optimizers.SGD(0.125, momentum=0.875, weight_decay=0.125),
         rule=lambda: plain_loop.Momentum(0.125, momentum=0.875, decay=0.125),
         inputs="image",
@@ -186,18 +175,14 @@ CASES: dict[str, Case] = {
         },
     ),
     "tokens": Case(
-        model=tagger,
-        task=Tagging,
-        per_example=of_tokens,
-        data=SENTENCES,
-        others=OTHER_SENTENCES,
+        *(tagger, Tagging, of_tokens, SENTENCES, OTHER_SENTENCES),
         optimizer=lambda: keras.optimizers.SGD(0.5),
         rule=lambda: plain_loop.Momentum(0.5),
         inputs="words",
         arguments={"clip_norm": 0.2},
     ),
-    "numbers": dataclasses.replace(_NUMBERS, arguments={"accumulation_steps": 4}, as_dataset=True),
-    "a skipped update": dataclasses.replace(
+    "numbers": replace(_NUMBERS, arguments={"accumulation_steps": 4}, as_dataset=True),
+    "a skipped update": replace(
         _NUMBERS,
         model=normalized_mlp,
         data=_poisoned(),
@@ -210,34 +195,28 @@ CASES: dict[str, Case] = {
 }
 
 
-def _optimized(optimizer: Callable[[], Any], rule: Callable[[], plain_loop.Rule]) -> Case:
-    return dataclasses.replace(_NUMBERS, data=UNEVEN_NUMBERS, optimizer=optimizer, rule=rule)
+def _optimized(optimizer: Callable[[], Any], rule: Callable[[], Any], **arguments: Any) -> Case:
+    data = {"data": UNEVEN_NUMBERS, "arguments": arguments}
+    return replace(_NUMBERS, optimizer=optimizer, rule=rule, **data)
+
+
+def _by_adamw(**arguments: Any) -> Case:
+    return _optimized(_adamw, lambda: plain_loop.of_keras(_adamw()), **arguments)
 
 
 # Cases for which one strategy stands.
 ON_TWO: dict[str, Case] = {
-    "AdamW": _optimized(
-        lambda: keras.optimizers.AdamW(0.05, weight_decay=0.125),
-        lambda: plain_loop.of_keras(keras.optimizers.AdamW(0.05, weight_decay=0.125)),
-    ),
-    "AdamW, each replica with slots of its own": dataclasses.replace(
-        _optimized(
-            lambda: keras.optimizers.AdamW(0.05, weight_decay=0.125),
-            lambda: plain_loop.of_keras(keras.optimizers.AdamW(0.05, weight_decay=0.125)),
-        ),
-        arguments={"shard_optimizer_state": True},
-    ),
+    "AdamW": _by_adamw(),
+    "AdamW, each replica with slots of its own": _by_adamw(shard_optimizer_state=True),
     "LARS": _optimized(
-        lambda: ddl.optimizers.LARS(
-            0.125, momentum=0.875, weight_decay=0.125, trust_coefficient=0.5
-        ),
+        lambda: ddl.optimizers.LARS(0.125, 0.875, weight_decay=0.125, trust_coefficient=0.5),
         lambda: plain_loop.Momentum(0.125, momentum=0.875, trust=0.5, lars_decay=0.125),
     ),
     "LAMB": _optimized(
         lambda: ddl.optimizers.LAMB(0.05, weight_decay=0.125), lambda: plain_loop.Lamb(0.05, 0.125)
     ),
     # Normalization would spread an overflow to all replicas' gradients.
-    "an overflow on one replica": dataclasses.replace(
+    "an overflow on one replica": replace(
         CASES["a skipped update"], model=mlp, arguments={"loss_scale": ddl.LossScale(1024.0)}
     ),
 }
@@ -281,7 +260,7 @@ def figures(case: Case, where: Where, evaluates: bool) -> Figures:
     with in_float64():
         found = _by_name("training", [trainer.train(1, progress=False) for _ in range(UPDATES)])
         found |= _weights_of(trainer, "weights", averaged=False)
-        if case.arguments.get("weight_average"):
+        if "weight_average" in case.arguments:
             found |= _weights_of(trainer, "averages", averaged=True)
         if evaluates:
             found |= _by_name("evaluation", [trainer.evaluate()])

@@ -59,11 +59,25 @@ def arguments(model_dir: Path | None, *params: str) -> list[str]:
     return [f"--gin_file={SMALL}", *(f"--gin_param={param}" for param in params), where]
 
 
-def finished(model_dir: Path, *params: str, flags: tuple[str, ...] = ()) -> Path:
-    """Runs small.gin to its end and returns the directory."""
+def done(model_dir: Path | None, *params: str, flags: tuple[str, ...] = ()) -> Ended:
+    """Runs small.gin to its end, as `small`, and returns what it wrote."""
     ended = small(model_dir, *params, flags=flags)
     assert ended.status == 0, ended.err
+    return ended
+
+
+def finished(model_dir: Path, *params: str, flags: tuple[str, ...] = ()) -> Path:
+    """Runs small.gin to its end and returns the directory."""
+    done(model_dir, *params, flags=flags)
     return model_dir
+
+
+def assert_error(ended: Ended, *words: str, status: int = 1) -> None:
+    """Asserts that a command ended with an error: a few lines, with these words."""
+    assert ended.status == status, ended.err
+    assert [word for word in words if word not in ended.err] == [], ended.err
+    assert "Traceback" not in ended.err
+    assert len(ended.err.strip().splitlines()) <= 6, ended.err
 
 
 def lines(model_dir: Path, split: str = "") -> list[dict]:

@@ -12,35 +12,6 @@ import tensorflow as tf
 
 import ddl
 
-CONFIG = """
-import tests.contract.noisy_task
-include 'standard.gin'
-SEED = 0
-GLOBAL_BATCH_SIZE = 8
-TRAIN_STEPS = 12
-EVAL_EVERY = 6
-CHECKPOINT_EVERY = 3
-LOG_EVERY = 3
-PRECISION = 'float64'
-CLIP_NORM = 0.5
-Trainer.task = @NoisyTask()
-Trainer.optimizer = @SGD()
-SGD.learning_rate = 0.1
-SGD.momentum = 0.9
-Trainer.train_data = @few_examples()
-Trainer.eval_data = @few_examples()
-"""
-
-CALLBACKS = """
-RunPlan.callbacks = [@die/Every(), @keep/Every()]
-die/Every.steps = 5
-die/Every.function = @DieOnce()
-DieOnce.file = 'FOLDER/death'
-keep/Every.steps = 12
-keep/Every.function = @KeepWeights()
-KeepWeights.file = 'FOLDER/weights.npz'
-"""
-
 
 @gin.register
 def few_examples():

@@ -5,7 +5,7 @@ A task's `step` uses ddl's verbs. Its `plain` makes the same update on whole bat
 """
 
 import collections
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -17,6 +17,7 @@ import ddl
 
 ROWS, BATCH = 20, 8  # the last batch of an epoch has 4 rows
 cross_entropy = tf.nn.sigmoid_cross_entropy_with_logits
+of_classes = tf.nn.sparse_softmax_cross_entropy_with_logits
 
 
 def examples(rows: int = ROWS, seed: int = 0) -> dict[str, np.ndarray]:
@@ -80,103 +81,30 @@ class Plain:
     def apply(self, gradients: Any, variables: Any, optimizer: str | None = None) -> None:
         self._optimizers[optimizer].apply(gradients, variables)
 
+    def minimize(self, loss: Any, rows: Any, variables: Any, optimizer: str | None = None) -> None:
+        self.apply(self.gradients(loss, rows, variables), variables, optimizer)
+
     def figures(self) -> dict[str, float]:
         """The mean of each loss over all examples so far."""
         means = {f"loss/{name}": total / weight for name, (total, weight) in self._sums.items()}
         return means if len(means) > 1 else {"loss": next(iter(means.values()))}
 
 
-class Gan:
-    """Two losses, two models, two optimizers; a weight penalty and a limit of one norm."""
+class OneModel:
+    """A classifier of examples with weights, which one optimizer trains.
 
-    trainer = MappingProxyType({"clip_norm": {"generator": None, "discriminator": 0.3}})
+    Attributes:
+      models: Names of its models.
+      sizes: Rows of a batch, of each source.
+      trainer: Arguments of `ddl.Trainer`.
+    """
 
-    def __init__(self) -> None:
-        self.generator = mlp(3)
-        self.discriminator = mlp(1, kernel_regularizer=keras.regularizers.L2(0.125))
-
-    @property
-    def layers(self) -> list[keras.Model]:
-        return [self.generator, self.discriminator]
-
-    @staticmethod
-    def optimizers() -> Any:
-        sgd = keras.optimizers.SGD
-        return {"generator": sgd(0.3, momentum=0.9), "discriminator": sgd(0.2, momentum=0.5)}
-
-    def real_or_fake(self, features: Any, training: bool) -> ddl.PerExample:
-        real = self.discriminator(features["x"], training=training)[:, 0]
-        fake = self.discriminator(self.generator(features["noise"], training=training))[:, 0]
-        ones, zeros = tf.ones_like(real), tf.zeros_like(fake)
-        return ddl.PerExample(cross_entropy(ones, real) + cross_entropy(zeros, fake))
-
-    def fools(self, features: Any, training: bool) -> ddl.PerExample:
-        fake = self.discriminator(self.generator(features["noise"], training=training))[:, 0]
-        return ddl.PerExample(cross_entropy(tf.ones_like(fake), fake))
-
-    def step(self, update: Any, batch: Any) -> None:
-        update.minimize(self.real_or_fake, batch, self.discriminator, optimizer="discriminator")
-        update.minimize(self.fools, batch, self.generator, optimizer="generator")
-
-    def plain(self, loop: Plain) -> None:
-        rows, variables = loop.next(), self.discriminator.trainable_variables
-        gradients = loop.gradients(self.real_or_fake, rows, variables)
-        gradients[0] += 2 * 0.125 * variables[0]
-        gradients, _ = tf.clip_by_global_norm(gradients, 0.3)
-        loop.apply(gradients, variables, "discriminator")
-        variables = self.generator.trainable_variables
-        loop.apply(loop.gradients(self.fools, rows, variables), variables, "generator")
-
-
-class WganGp:
-    """Gulrajani et al. 2017: two turns of the critic, each with a batch of its own."""
-
+    models: Sequence[str] = ("model",)
+    sizes: Any = BATCH
     trainer: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self) -> None:
-        self.generator, self.critic = mlp(3), mlp(1)
-
-    @property
-    def layers(self) -> list[keras.Model]:
-        return [self.generator, self.critic]
-
-    @staticmethod
-    def optimizers() -> Any:
-        return {"generator": keras.optimizers.SGD(0.1), "critic": keras.optimizers.SGD(0.05)}
-
-    def criticizes(self, features: Any, training: bool) -> ddl.PerExample:
-        real, fake = features["x"], self.generator(features["noise"], training=training)
-        mixed = real + features["share"] * (fake - real)
-        with tf.GradientTape() as tape:
-            tape.watch(mixed)
-            score = self.critic(mixed, training=training)
-        slope = tf.sqrt(tf.reduce_sum(tf.square(tape.gradient(score, mixed)), 1) + 1e-12)
-        drift = self.critic(real, training=training)[:, 0]
-        distance = drift - self.critic(fake, training=training)[:, 0]
-        return ddl.PerExample(10.0 * tf.square(slope - 1) - distance + 0.1 * tf.square(drift))
-
-    def fools(self, features: Any, training: bool) -> ddl.PerExample:
-        fake = self.generator(features["noise"], training=training)
-        return ddl.PerExample(-self.critic(fake, training=training)[:, 0])
-
-    def step(self, update: Any, batch: Any) -> None:
-        for _ in range(2):
-            further = update.next(batch)
-            update.minimize(self.criticizes, further, self.critic, optimizer="critic")
-        update.minimize(self.fools, batch, self.generator, optimizer="generator")
-
-    def plain(self, loop: Plain) -> None:
-        rows, variables = loop.next(), self.critic.trainable_variables
-        for _ in range(2):
-            loop.apply(loop.gradients(self.criticizes, loop.next(), variables), variables, "critic")
-        variables = self.generator.trainable_variables
-        loop.apply(loop.gradients(self.fools, rows, variables), variables, "generator")
-
-
-class OneOptimizer:
-    """A task with one optimizer, and examples with weights."""
-
-    trainer: Mapping[str, Any] = MappingProxyType({})
+        self.model = mlp(1)
 
     @staticmethod
     def optimizers() -> Any:
@@ -186,20 +114,72 @@ class OneOptimizer:
     def data() -> Any:
         return {**examples(), "weight": weights(ROWS)}
 
-
-class OneModel(OneOptimizer):
-    """A classifier."""
-
-    def __init__(self) -> None:
-        self.model = mlp(1)
-
-    @property
-    def layers(self) -> list[keras.Model]:
-        return [self.model]
-
     def per_example(self, features: Any, training: bool) -> ddl.PerExample:
         logits = self.model(features["x"], training=training)[:, 0]
         return ddl.PerExample(cross_entropy(tf.cast(features["label"], logits.dtype), logits))
+
+
+class WganGp(OneModel):
+    """Gulrajani et al. 2017: two turns of the critic, each with a batch of its own.
+
+    Every second step also applies the gradient of the penalty, as Karras et al. 2020. Two models
+    and optimizers; the critic has a weight penalty and a limit of the norm.
+    """
+
+    models = ("generator", "critic")
+    trainer = MappingProxyType({"clip_norm": {"generator": None, "critic": 0.3}})
+    data = staticmethod(examples)
+
+    def __init__(self) -> None:
+        self.generator = mlp(3)
+        self.critic = mlp(1, kernel_regularizer=keras.regularizers.L2(0.125))
+
+    @staticmethod
+    def optimizers() -> Any:
+        sgd = keras.optimizers.SGD
+        return {"generator": sgd(0.1, momentum=0.9), "critic": sgd(0.05, momentum=0.5)}
+
+    def criticizes(self, features: Any, training: bool) -> ddl.PerExample:
+        drift = self.critic(features["x"], training=training)[:, 0]
+        fake = self.critic(self.generator(features["noise"], training=training))[:, 0]
+        return ddl.PerExample(fake - drift + 0.1 * tf.square(drift))
+
+    def penalty(self, features: Any, training: bool) -> ddl.PerExample:
+        real, fake = features["x"], self.generator(features["noise"], training=training)
+        mixed = real + features["share"] * (fake - real)
+        with tf.GradientTape() as tape:
+            tape.watch(mixed)
+            score = self.critic(mixed, training=training)
+        slope = tf.sqrt(tf.reduce_sum(tf.square(tape.gradient(score, mixed)), 1) + 1e-12)
+        return ddl.PerExample(10.0 * tf.square(slope - 1) + 0.1 * tf.square(score[:, 0]))
+
+    def fools(self, features: Any, training: bool) -> ddl.PerExample:
+        fake = self.generator(features["noise"], training=training)
+        return ddl.PerExample(-self.critic(fake, training=training)[:, 0])
+
+    def step(self, update: Any, batch: Any) -> None:
+        def smooth() -> None:
+            update.minimize(self.penalty, batch, self.critic, optimizer="critic")
+
+        for _ in range(2):
+            further = update.next(batch)
+            update.minimize(self.criticizes, further, self.critic, optimizer="critic")
+        update.minimize(self.fools, batch, self.generator, optimizer="generator")
+        update.when(update.step % 2 == 0, smooth)
+
+    def plain(self, loop: Plain) -> None:
+        def critic(loss: Any, rows: Any) -> None:
+            variables = self.critic.trainable_variables
+            gradients = loop.gradients(loss, rows, variables)
+            gradients[0] += 2 * 0.125 * variables[0]
+            loop.apply(tf.clip_by_global_norm(gradients, 0.3)[0], variables, "critic")
+
+        rows = loop.next()
+        for _ in range(2):
+            critic(self.criticizes, loop.next())
+        loop.minimize(self.fools, rows, self.generator.trainable_variables, "generator")
+        if loop.step % 2 == 0:
+            critic(self.penalty, rows)
 
 
 class Sam(OneModel):
@@ -228,16 +208,14 @@ class Sam(OneModel):
         loop.apply(sharp, variables)
 
 
-class Byol(OneOptimizer):
+class Byol(OneModel):
     """Grill et al. 2020: predicts an average of the weights; a center as in DINO."""
+
+    models = ("online", "predictor", "target")
 
     def __init__(self) -> None:
         self.online, self.predictor, self.target = mlp(3), mlp(3), mlp(3)
         self.center = tf.Variable(np.zeros(3), trainable=False)
-
-    @property
-    def layers(self) -> list[keras.Model]:
-        return [self.online, self.predictor, self.target]
 
     def agreement(self, features: Any, training: bool) -> ddl.PerExample:
         said = self.predictor(self.online(features["x"], training=training), training=training)
@@ -257,7 +235,7 @@ class Byol(OneOptimizer):
 
     def plain(self, loop: Plain) -> None:
         rows = loop.next()
-        loop.apply(loop.gradients(self.agreement, rows, self.trained()), self.trained())
+        loop.minimize(self.agreement, rows, self.trained())
         weight = rows["weight"][:, None]
         mean = tf.reduce_sum(weight * self.targets(rows, True), 0) / weight.sum()
         self.center.assign(0.9 * self.center + 0.1 * mean)
@@ -269,10 +247,7 @@ class DpSgd(OneModel):
     """Abadi et al. 2016: limits the gradient of each example; its noise is a constant here."""
 
     limit, noise = 0.2, 0.5
-
-    @staticmethod
-    def data() -> Any:
-        return examples()
+    data = staticmethod(examples)
 
     def clipped(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
         norm = tf.linalg.global_norm(gradients)
@@ -297,37 +272,10 @@ class DpSgd(OneModel):
 
 
 class PcGrad(OneModel):
-    """Yu et al. 2020: of two gradients, each without what points against the other."""
+    """Yu et al. 2020: of two gradients, each without what points against the other.
 
-    def reconstructs(self, features: Any, training: bool) -> ddl.PerExample:
-        error = self.model(features["x"], training=training)[:, 0] + features["x"][:, 0]
-        return ddl.PerExample(tf.square(error))
-
-    def step(self, update: Any, batch: Any) -> None:
-        def without(one: ddl.Gradients, other: ddl.Gradients) -> ddl.Gradients:
-            return one - other * (tf.minimum(one.dot(other), 0.0) / other.dot(other))
-
-        one = update.gradients(self.per_example, batch)
-        other = update.gradients(self.reconstructs, batch)
-        update.apply(without(one, other) + without(other, one))
-
-    def plain(self, loop: Plain) -> None:
-        def dot(one: Any, other: Any) -> Any:
-            return sum(tf.reduce_sum(a * b) for a, b in zip(one, other, strict=True))
-
-        def without(one: Any, other: Any) -> Any:
-            against = tf.minimum(dot(one, other), 0.0) / dot(other, other)
-            return [a - against * b for a, b in zip(one, other, strict=True)]
-
-        rows, variables = loop.next(), self.model.trainable_variables
-        one = loop.gradients(self.per_example, rows, variables)
-        other = loop.gradients(self.reconstructs, rows, variables)
-        both = zip(without(one, other), without(other, one), strict=True)
-        loop.apply([a + b for a, b in both], variables)
-
-
-class TwoSources(OneModel):
-    """A loss on examples with weights, and one on examples of a second source."""
+    One loss is that of examples with weights, the other of examples of a second source.
+    """
 
     sizes = MappingProxyType({"labelled": 4, "unlabelled": BATCH})
 
@@ -338,39 +286,101 @@ class TwoSources(OneModel):
 
     def agrees(self, features: Any, training: bool) -> ddl.PerExample:
         noisy = self.model(features["x"] + features["noise"], training=training)
-        error = noisy - self.model(features["x"], training=training)
-        return ddl.PerExample(tf.square(error[:, 0]))
+        error = noisy[:, 0] + self.model(features["x"], training=training)[:, 0]
+        return ddl.PerExample(tf.square(error))
 
     def step(self, update: Any, batch: Any) -> None:
-        labelled = update.gradients(self.per_example, batch["labelled"])
-        unlabelled = update.gradients(self.agrees, batch["unlabelled"])
-        update.apply(labelled + 0.5 * unlabelled)
+        def without(one: ddl.Gradients, other: ddl.Gradients) -> ddl.Gradients:
+            return one - other * (tf.minimum(one.dot(other), 0.0) / other.dot(other))
+
+        one = update.gradients(self.per_example, batch["labelled"])
+        other = update.gradients(self.agrees, batch["unlabelled"])
+        update.apply(without(one, other) + 0.5 * without(other, one))
 
     def plain(self, loop: Plain) -> None:
+        def dot(one: Any, other: Any) -> Any:
+            return sum(tf.reduce_sum(a * b) for a, b in zip(one, other, strict=True))
+
+        def without(one: Any, other: Any) -> Any:
+            against = tf.minimum(dot(one, other), 0.0) / dot(other, other)
+            return [a - against * b for a, b in zip(one, other, strict=True)]
+
         variables = self.model.trainable_variables
-        labelled = loop.gradients(self.per_example, loop.next("labelled"), variables)
-        unlabelled = loop.gradients(self.agrees, loop.next("unlabelled"), variables)
-        both = zip(labelled, unlabelled, strict=True)
+        one = loop.gradients(self.per_example, loop.next("labelled"), variables)
+        other = loop.gradients(self.agrees, loop.next("unlabelled"), variables)
+        both = zip(without(one, other), without(other, one), strict=True)
         loop.apply([a + 0.5 * b for a, b in both], variables)
 
 
-class LazyPenalty(OneModel):
-    """Karras et al. 2020: every second step also applies the gradient of a penalty."""
+def similarities(queries: Any, keys: Any) -> Any:
+    return queries @ tf.transpose(keys) / 0.5
 
-    def penalty(self, features: Any, training: bool) -> ddl.PerExample:
-        x = tf.convert_to_tensor(features["x"])
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            logits = self.model(x, training=training)
-        slope = tf.reduce_sum(tf.square(tape.gradient(logits, x)), 1)
-        return ddl.PerExample(slope + 0.1 * tf.square(logits[:, 0]))
 
-    def step(self, update: Any, batch: Any) -> None:
-        update.minimize(self.per_example, batch)
-        update.when(update.step % 2 == 0, lambda: update.minimize(self.penalty, batch))
+class SimClr(OneModel):
+    """Chen et al. 2020, NT-Xent: the other view is told from all other rows of both views."""
+
+    data = staticmethod(examples)
+
+    def __init__(self) -> None:
+        self.model = mlp(2)
+
+    def views(self, features: Any, training: bool) -> tuple[Any, ...]:
+        views = (self.model(features[name], training=training) for name in ("x", "noise"))
+        return tuple(tf.math.l2_normalize(view, -1) for view in views)
+
+    def per_example(self, features: Any, training: bool) -> ddl.PerExample:
+        views = self.views(features, training)
+        rows = ddl.gather(views)
+        own = tf.one_hot(rows.own, rows.mask.shape[0], on_value=True, off_value=False)
+        losses = []
+        for view, same, other in zip(views, rows.rows, rows.rows[::-1], strict=True):
+            pairs = tf.where(rows.mask, similarities(view, other), tf.float64.min)
+            negatives = tf.where(rows.mask & ~own, similarities(view, same), tf.float64.min)
+            losses.append(of_classes(rows.own, tf.concat([pairs, negatives], 1)))
+        return ddl.PerExample((losses[0] + losses[1]) / 2)
+
+    def whole(self, features: Any, training: bool) -> ddl.PerExample:
+        """The losses of all rows of a batch, without `ddl.gather`."""
+        views = self.views(features, training)
+        count, losses = len(features["x"]), []
+        for view, other in (views, views[::-1]):
+            itself = tf.linalg.diag(tf.fill([count], tf.float64.min))
+            logits = tf.concat([similarities(view, other), similarities(view, view) + itself], 1)
+            losses.append(of_classes(range(count), logits))
+        return ddl.PerExample((losses[0] + losses[1]) / 2)
 
     def plain(self, loop: Plain) -> None:
-        rows, variables = loop.next(), self.model.trainable_variables
-        loop.apply(loop.gradients(self.per_example, rows, variables), variables)
-        if loop.step % 2 == 0:
-            loop.apply(loop.gradients(self.penalty, rows, variables), variables)
+        loop.minimize(self.whole, loop.next(), self.model.trainable_variables)
+
+
+class Clip(SimClr):
+    """Radford et al. 2021: two encoders, each with its own logits over the rows of the other."""
+
+    models = ("images", "texts")
+
+    def __init__(self) -> None:
+        self.images, self.texts = mlp(2), mlp(2)
+
+    def trained(self) -> list[Any]:
+        return [*self.images.trainable_variables, *self.texts.trainable_variables]
+
+    def per_example(self, features: Any, training: bool) -> ddl.PerExample:
+        images = ddl.gather(self.images(features["x"], training=training))
+        texts = ddl.gather(self.texts(features["noise"], training=training))
+
+        def loss(queries: Any, keys: Any) -> Any:
+            logits = similarities(tf.gather(queries.rows, queries.own), keys.rows)
+            return of_classes(keys.own, tf.where(keys.mask, logits, tf.float64.min))
+
+        return ddl.PerExample(loss(images, texts) + loss(texts, images))
+
+    def step(self, update: Any, batch: Any) -> None:
+        update.minimize(self.per_example, batch, self.trained())
+
+    def whole(self, features: Any, training: bool) -> ddl.PerExample:
+        logits = similarities(self.images(features["x"]), self.texts(features["noise"]))
+        labels = range(len(features["x"]))
+        return ddl.PerExample(of_classes(labels, logits) + of_classes(labels, tf.transpose(logits)))
+
+    def plain(self, loop: Plain) -> None:
+        loop.minimize(self.whole, loop.next(), self.trained())

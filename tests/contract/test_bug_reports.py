@@ -1,4 +1,7 @@
-"""Programs in which people of other frameworks met wrong figures or misleading errors."""
+"""Programs in which people of other frameworks met wrong figures or failures.
+
+Those with misleading errors are in test_wrong_arguments.py.
+"""
 
 import keras
 import numpy as np
@@ -6,7 +9,6 @@ import pytest
 import tensorflow as tf
 
 import ddl
-from ddl.errors import ConfigError, DataError
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(64, 3)).astype("f4")
@@ -42,18 +44,3 @@ def test_metrics_count_all_classes_alike():
     found = trainer.train(1, progress=False)
     assert found["accuracy"] == pytest.approx(right, abs=1e-6)
     assert found["loss"] == pytest.approx((loss * weight).sum() / weight.sum(), rel=1e-5)
-
-
-def test_a_loss_over_the_batch_is_refused_with_the_axis():
-    images = RANDOM.random((16, 4, 3, 1)).astype("f4")
-    model = keras.Sequential([keras.Input((4, 3, 1)), keras.layers.Conv2D(1, 1)])
-    task = ddl.Supervised(model, keras.losses.Dice(reduction=None))
-    with pytest.raises(ConfigError, match=r"an axis without the batch: axis=\(1, 2, 3\)"):
-        ddl.Trainer(task, "sgd", (images, np.round(images)), global_batch_size=8)
-
-
-def test_a_list_of_inputs_is_refused_with_the_dict():
-    one, other = keras.Input((3,), name="one"), keras.Input((3,), name="other")
-    model = keras.Model([one, other], keras.layers.Dense(1)(keras.layers.Add()([one, other])))
-    with pytest.raises(DataError, match="2 arrays as x. Give x as a dict by the names"):
-        ddl.Trainer(ddl.Supervised(model, "mse"), "sgd", ([X, X], Y), global_batch_size=8)

@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from tests.contract.commands import FOUR_DEVICES, finished, lines, saved, saved_steps, small
+from tests.contract.commands import (
+    FOUR_DEVICES,
+    assert_error,
+    finished,
+    lines,
+    saved,
+    saved_steps,
+    small,
+)
 
 SHORT = ("TRAIN_STEPS = 3", "EVAL_EVERY = None", "CHECKPOINT_EVERY = None", "LOG_EVERY = 1")
 
@@ -66,6 +74,4 @@ def test_the_seed_decides_about_the_run(tmp_path):
 
 def test_a_batch_that_does_not_divide_among_the_replicas_is_refused(tmp_path):
     ended = small(tmp_path / "run", "GLOBAL_BATCH_SIZE = 62", flags=FOUR_DEVICES)
-    assert ended.status == 1
-    assert "multiple of 4" in ended.err
-    assert "62" in ended.err
+    assert_error(ended, "multiple of 4", "62")

@@ -1,21 +1,23 @@
 """Each way to break an update breaks a contract test.
 
 This is the only module of the contract that uses private names: each function below changes one
-place of ddl. A rewrite of such a place brings its row of the table along.
+place of ddl. A rewrite of such a place brings its function along.
 """
 
 import contextlib
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-import ddl.data.pipeline
-import ddl.layers.normalization
+import ddl.data.pipeline as pipeline
 from ddl import random
 from ddl.data import BatchPipeline
 from ddl.errors import TrainingDiverged
+from ddl.layers import normalization
 from ddl.step import gradients as gradient_path
 from ddl.step import overflow, sharding, train_step
 from ddl.step.all_reduce import AllReduce
@@ -29,15 +31,45 @@ from tests.contract.cases import check_parity
 from tests.contract.test_draws import check_draws, on_one_device
 from tests.contract.test_parity import check_evaluation
 
-Patch = pytest.MonkeyPatch
 TWO = ("mirrored", 2)
+TOKENS, IMAGES, SKIPPED, ONE_OVERFLOW = (
+    functools.partial(check_parity, name, TWO, evaluates=False)
+    for name in ("tokens", "images", "a skipped update", "an overflow on one replica")
+)
+DRAWS, MICROBATCH_DRAWS = (functools.partial(check_draws, TWO, n, updates=1) for n in (1, 2))
+EVALUATION = functools.partial(check_evaluation, TWO)
+
+MUTATIONS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Callable[[], None]]] = {}
 
 
-def leave_out_the_reduce(patch: Patch) -> None:
-    patch.setattr(AllReduce, "__call__", lambda _, gradients, variables: list(gradients))
+def breaks(check: Callable[[], None], home: Any = None, name: str = "") -> Any:
+    """Registers a mutation, and the check that must fail.
+
+    Args:
+      check: The check.
+      home: The class or module of the function that the decorated one replaces, which takes the
+        original before its arguments. None: the decorated function takes pytest's `monkeypatch`.
+      name: The name of that function.
+    """
+
+    def register(broken: Any) -> Any:
+        def mutate(patch: pytest.MonkeyPatch) -> None:
+            original = getattr(home, name)
+            patch.setattr(home, name, lambda *given, **more: broken(original, *given, **more))
+
+        MUTATIONS[broken.__name__] = (mutate if home else broken), check
+        return broken
+
+    return register
 
 
-def reduce_again_in_the_optimizer(patch: Patch) -> None:
+@breaks(TOKENS, AllReduce, "__call__")
+def leave_out_the_reduce(reduce, self, gradients, variables):
+    return list(gradients)
+
+
+@breaks(TOKENS)
+def reduce_again_in_the_optimizer(patch):
     prepare = sharding.prepare_optimizer
 
     def mutated(optimizer, *arguments):
@@ -46,35 +78,29 @@ def reduce_again_in_the_optimizer(patch: Patch) -> None:
 
     patch.setattr(sharding, "prepare_optimizer", mutated)
     # Else the check of optimizers refuses it, before parity is asked for.
-    patch.setattr("ddl.step.train_step.refusing_reductions", lambda _: contextlib.nullcontext())
+    patch.setattr(train_step, "refusing_reductions", lambda _: contextlib.nullcontext())
 
 
-def divide_by_the_replicas_own_size(patch: Patch) -> None:
-    initialize = Loss.__init__
-
-    def mutated(self, *arguments):
-        initialize(self, *arguments)
-        self._global_batch_size //= self._replicas
-
-    patch.setattr(Loss, "__init__", mutated)
+@breaks(TOKENS, Loss, "__init__")
+def divide_by_the_replicas_own_size(initialize, self, *arguments):
+    initialize(self, *arguments)
+    self._global_batch_size //= self._replicas
 
 
-def do_not_divide_by_the_weights(patch: Patch) -> None:
-    patch.setattr(GlobalGradient, "_factor", lambda *_: None)
+@breaks(TOKENS, GlobalGradient, "_factor")
+def do_not_divide_by_the_weights(factor, *_):
+    return None
 
 
-def average_the_microbatches(patch: Patch) -> None:
-    of_replicas = GlobalGradient.of_replicas
-
-    def mutated(self, *arguments):
-        gradients, sums = of_replicas(self, *arguments)
-        number = self.microbatches
-        return self.strategy.run(lambda own: [g / number for g in own], args=(gradients,)), sums
-
-    patch.setattr(GlobalGradient, "of_replicas", mutated)
+@breaks(IMAGES, GlobalGradient, "of_replicas")
+def average_the_microbatches(of_replicas, self, *arguments):
+    gradients, sums = of_replicas(self, *arguments)
+    number = self.microbatches
+    return self.strategy.run(lambda own: [g / number for g in own], args=(gradients,)), sums
 
 
-def clip_before_the_reduce(patch: Patch) -> None:
+@breaks(TOKENS)
+def clip_before_the_reduce(patch):
     clip, reduce = gradient_path.clip_by_global_norm, AllReduce.__call__
 
     def mutated(self, gradients, variables):
@@ -85,58 +111,48 @@ def clip_before_the_reduce(patch: Patch) -> None:
     patch.setattr(gradient_path, "clip_by_global_norm", lambda g, *_: (g, tf.constant(0.0)))
 
 
-def square_the_parts_of_a_row(patch: Patch) -> None:
-    patch.setattr("ddl.step.gradients.merge_duplicates", lambda gradient: gradient)
+@breaks(TOKENS, gradient_path, "merge_duplicates")
+def square_the_parts_of_a_row(merge, gradient):
+    return gradient
 
 
-def count_padding(patch: Patch) -> None:
-    indices = ddl.data.pipeline.batch_indices
-
-    def mutated(*arguments, **options):
-        index, weight = indices(*arguments, **options)
-        return index, np.ones_like(weight)
-
-    patch.setattr(ddl.data.pipeline, "batch_indices", mutated)
+@breaks(TOKENS, pipeline, "batch_indices")
+def count_padding(indices, *arguments, **options):
+    index, weight = indices(*arguments, **options)
+    return index, np.ones_like(weight)
 
 
-def ignore_the_weights_of_examples(patch: Patch) -> None:
-    module = ddl.data.pipeline
-    patch.setattr(module, "_weighted", lambda features, padding: {**features, "weight": padding})
+@breaks(TOKENS, pipeline, "_weighted")
+def ignore_the_weights_of_examples(weighted, features, padding):
+    return {**features, "weight": padding}
 
 
-def move_a_slot_in_a_skipped_update(patch: Patch) -> None:
-    apply, unless_overflow = TrainStep.apply, train_step.unless_overflow
+@breaks(SKIPPED)
+def move_a_slot_in_a_skipped_update(patch):
+    apply, unless_overflow, skips = TrainStep.apply, train_step.unless_overflow, []
 
     def mutated(self, *arguments, **others):
         (optimizer,) = self.optimizers.values()
         slots = [v.value for v in optimizer.variables if v.path.endswith("momentum")]
         if not slots:
             raise LookupError("the optimizer has no momentum")
-
-        def move():
-            for slot in slots:
-                slot.assign(slot * 0.9)
-
-        skips.append(lambda: self.strategy.run(move))
+        skips.append(lambda: self.strategy.run(lambda: [s.assign(s * 0.9) for s in slots]))
         return apply(self, *arguments, **others)
 
     def skipping(strategy, finite, change, undo):
-        def moved():
-            skips[-1]()
-            undo()
+        return unless_overflow(strategy, finite, change, lambda: (skips[-1](), undo())[1])
 
-        return unless_overflow(strategy, finite, change, moved)
-
-    skips = []
     patch.setattr(TrainStep, "apply", mutated)
     patch.setattr(train_step, "unless_overflow", skipping)
 
 
-def keep_the_moments_of_a_skipped_update(patch: Patch) -> None:
-    patch.setattr(KeptValues, "restore", lambda *_: None)
+@breaks(SKIPPED, KeptValues, "restore")
+def keep_the_moments_of_a_skipped_update(restore, *_):
+    return None
 
 
-def ask_the_first_replica_for_overflow(patch: Patch) -> None:
+@breaks(ONE_OVERFLOW)
+def ask_the_first_replica_for_overflow(patch):
     reduce, finite, own = AllReduce.__call__, overflow.each_finite, []
 
     def mutated(self, gradients, variables):
@@ -147,69 +163,54 @@ def ask_the_first_replica_for_overflow(patch: Patch) -> None:
     patch.setattr(overflow, "each_finite", lambda reduced: finite(own))
 
 
-def give_all_replicas_one_stream(patch: Patch) -> None:
-    patch.setattr(random, "counter_at", lambda counter, _: counter)
+@breaks(DRAWS, random, "counter_at")
+def give_all_replicas_one_stream(counter_at, counter, _):
+    return counter
 
 
-def forget_the_row_of_a_replica(patch: Patch) -> None:
-    first_row = BatchPipeline._first_row
-
-    def mutated(self, number):
-        size = self.global_batch_size // self.microbatches
-        return first_row(self, number) // size * size
-
-    patch.setattr(BatchPipeline, "_first_row", mutated)
+@breaks(DRAWS, BatchPipeline, "_first_row")
+def forget_the_row_of_a_replica(first_row, self, number):
+    size = self.global_batch_size // self.microbatches
+    return first_row(self, number) // size * size
 
 
-def forget_the_row_of_a_microbatch(patch: Patch) -> None:
-    first_row = BatchPipeline._first_row
-
-    def mutated(self, number):
-        return first_row(self, number) % (self.global_batch_size // self.microbatches)
-
-    patch.setattr(BatchPipeline, "_first_row", mutated)
+@breaks(MICROBATCH_DRAWS, BatchPipeline, "_first_row")
+def forget_the_row_of_a_microbatch(first_row, self, number):
+    return first_row(self, number) % (self.global_batch_size // self.microbatches)
 
 
-def cut_microbatches_out_of_each_share(patch: Patch) -> None:
-    own_indices = BatchPipeline._own_indices
-
-    def mutated(self, first, count, workers):
-        microbatches, self.microbatches = self.microbatches, 1
-        found = own_indices(self, first, count, workers)
-        self.microbatches = microbatches
-        return found
-
-    patch.setattr(BatchPipeline, "_own_indices", mutated)
+@breaks(IMAGES, BatchPipeline, "_own_indices")
+def cut_microbatches_out_of_each_share(own_indices, self, *arguments):
+    microbatches, self.microbatches = self.microbatches, 1
+    found = own_indices(self, *arguments)
+    self.microbatches = microbatches
+    return found
 
 
-def add_the_penalty_on_each_replica(patch: Patch) -> None:
-    add = gradient_path.add_regularization
-    patch.setattr(gradient_path, "add_regularization", lambda g, v: add(add(g, v), v))
+@breaks(IMAGES, gradient_path, "add_regularization")
+def add_the_penalty_on_each_replica(add, gradients, variables):
+    return add(add(gradients, variables), variables)
 
 
-def take_moments_of_each_replica(patch: Patch) -> None:
-    moments = ddl.layers.normalization.batch_moments
-    patch.setattr(
-        ddl.layers.normalization, "batch_moments", lambda *given: moments(*given[:-1], False)
-    )
+@breaks(IMAGES, normalization, "batch_moments")
+def take_moments_of_each_replica(moments, *given):
+    return moments(*given[:-1], False)
 
 
-def take_moments_of_padding(patch: Patch) -> None:
-    microbatch = BatchPipeline.microbatch
-
-    def mutated(self, *arguments, **others):
-        made = microbatch(self, *arguments, **others)
-        made.mask = None
-        return made
-
-    patch.setattr(BatchPipeline, "microbatch", mutated)
+@breaks(IMAGES, BatchPipeline, "microbatch")
+def take_moments_of_padding(microbatch, self, *arguments, **others):
+    made = microbatch(self, *arguments, **others)
+    made.mask = None
+    return made
 
 
-def never_move_the_averages(patch: Patch) -> None:
-    patch.setattr(WeightAverages, "update", lambda *_: None)
+@breaks(IMAGES, WeightAverages, "update")
+def never_move_the_averages(update, *_):
+    return None
 
 
-def move_the_averages_before_the_weights(patch: Patch) -> None:
+@breaks(IMAGES)
+def move_the_averages_before_the_weights(patch):
     apply, move = TrainStep.apply, TrainStep._move_averages
 
     def mutated(self, optimizer, variables, values, factor, state):
@@ -220,58 +221,18 @@ def move_the_averages_before_the_weights(patch: Patch) -> None:
     patch.setattr(TrainStep, "_move_averages", lambda *_: None)
 
 
-def average_metrics_over_replicas(patch: Patch) -> None:
-    compute = Loss.__call__
-
-    def mutated(self, features, training):
-        objective, sums = compute(self, features, training)
-        return objective, sums if training else tf.math.divide_no_nan(sums, sums[0])
-
-    patch.setattr(Loss, "__call__", mutated)
+@breaks(EVALUATION, Loss, "__call__")
+def average_metrics_over_replicas(compute, self, features, training):
+    objective, sums = compute(self, features, training)
+    return objective, sums if training else tf.math.divide_no_nan(sums, sums[0])
 
 
-def evaluate_padding(patch: Patch) -> None:
-    compute = Loss.__call__
-
-    def mutated(self, features, training):
-        weight = features["weight"]
-        # The first example, which padding repeats, has weight 0 itself.
-        counted = weight if training else tf.where(weight > 0, weight, tf.ones_like(weight))
-        return compute(self, {**features, "weight": counted}, training)
-
-    patch.setattr(Loss, "__call__", mutated)
-
-
-def trained(name: str):
-    return functools.partial(check_parity, name, TWO, evaluates=False)
-
-
-# The broken place, and the check that must fail.
-MUTATIONS = [
-    (leave_out_the_reduce, trained("tokens")),
-    (reduce_again_in_the_optimizer, trained("tokens")),
-    (divide_by_the_replicas_own_size, trained("tokens")),
-    (do_not_divide_by_the_weights, trained("tokens")),
-    (average_the_microbatches, trained("images")),
-    (clip_before_the_reduce, trained("tokens")),
-    (square_the_parts_of_a_row, trained("tokens")),
-    (count_padding, trained("tokens")),
-    (ignore_the_weights_of_examples, trained("tokens")),
-    (move_a_slot_in_a_skipped_update, trained("a skipped update")),
-    (keep_the_moments_of_a_skipped_update, trained("a skipped update")),
-    (ask_the_first_replica_for_overflow, trained("an overflow on one replica")),
-    (give_all_replicas_one_stream, functools.partial(check_draws, TWO, 1, updates=1)),
-    (forget_the_row_of_a_replica, functools.partial(check_draws, TWO, 1, updates=1)),
-    (forget_the_row_of_a_microbatch, functools.partial(check_draws, TWO, 2, updates=1)),
-    (cut_microbatches_out_of_each_share, trained("images")),
-    (add_the_penalty_on_each_replica, trained("images")),
-    (take_moments_of_each_replica, trained("images")),
-    (take_moments_of_padding, trained("images")),
-    (never_move_the_averages, trained("images")),
-    (move_the_averages_before_the_weights, trained("images")),
-    (average_metrics_over_replicas, functools.partial(check_evaluation, TWO)),
-    (evaluate_padding, functools.partial(check_evaluation, TWO)),
-]
+@breaks(EVALUATION, Loss, "__call__")
+def evaluate_padding(compute, self, features, training):
+    weight = features["weight"]
+    # The first example, which padding repeats, has weight 0 itself.
+    counted = weight if training else tf.where(weight > 0, weight, tf.ones_like(weight))
+    return compute(self, {**features, "weight": counted}, training)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -282,10 +243,9 @@ def _references():
         cases.expected(name)
 
 
-@pytest.mark.parametrize(
-    ("mutate", "check"), MUTATIONS, ids=[each[0].__name__ for each in MUTATIONS]
-)
-def test_a_broken_update_fails_its_check(mutate, check, monkeypatch):
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_broken_update_fails_its_check(name, monkeypatch):
+    mutate, check = MUTATIONS[name]
     mutate(monkeypatch)
     with pytest.raises((AssertionError, TrainingDiverged)):
         check()

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import ddl
 from ddl.errors import TrainingDiverged
-from tests.conftest import make_strategy
+from tests.contract import builders
 
 BATCH = 8  # on two replicas, rows 4 to 7 of a batch lie on the second
 
@@ -37,14 +37,10 @@ class Task:
         return ddl.PerExample(losses * tf.square(features["factor"]))
 
 
-def make_trainer(data, *, of_task=Task, policy="float32", **options):
-    keras.config.set_dtype_policy(policy)
-    keras.utils.set_random_seed(7)
-    strategy = make_strategy("mirrored", 2)
-    with strategy.scope():
-        task, optimizer = of_task(), keras.optimizers.Adam(0.01)
-    options = {"global_batch_size": BATCH, "steps_per_loop": 1, **options}
-    return ddl.Trainer(task, optimizer, data, strategy=strategy, shuffle=False, **options)
+def make_trainer(data, *, of_task=Task, **options):
+    make = (of_task, lambda: keras.optimizers.Adam(0.01))
+    options = {"policy": "float32", "steps_per_loop": 1, **options}
+    return builders.make_trainer(make, data, **options)
 
 
 def values(trainer):

@@ -24,14 +24,17 @@ ONE, TWO, FOUR = ("one_device", 1), ("mirrored", 2), ("mirrored", 4)
 CENTRAL = ("central_storage", 2)
 
 
+WHERE = {
+    "images": (ONE, TWO, FOUR, CENTRAL),
+    "tokens": (ONE, TWO, FOUR),
+    "numbers": (ONE, TWO, CENTRAL),
+    "a skipped update": (TWO, CENTRAL),
+}
+
+
 @pytest.mark.parametrize(
     ("name", "where"),
-    [
-        *(("images", where) for where in (ONE, TWO, FOUR, CENTRAL)),
-        *(("tokens", where) for where in (ONE, TWO, FOUR, CENTRAL)),
-        *(("numbers", where) for where in (ONE, FOUR, CENTRAL)),
-        *(("a skipped update", where) for where in (TWO, CENTRAL)),
-    ],
+    [(name, where) for name, places in WHERE.items() for where in places],
     ids=lambda each: each if isinstance(each, str) else name_of(each),
 )
 def test_training_equals_the_plain_loop(name, where):

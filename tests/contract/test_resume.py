@@ -12,10 +12,10 @@ import tensorflow as tf
 import ddl
 from ddl import AfterSave, Every
 from ddl.errors import DdlError
-from tests.conftest import make_strategy
+from tests.contract import builders
 from tests.contract.noisy_task import NoisyTask, few_examples
 
-ROWS, BATCH, STEPS = 20, 8, 8  # three steps an epoch; the last batch has 4 rows
+ROWS, STEPS = 20, 8  # three steps an epoch; the last batch has 4 rows
 DATA = few_examples()
 PERIODS = {"eval_every": 4, "log_every": 2, "progress": False}
 
@@ -34,21 +34,14 @@ class Task(NoisyTask):
         update.average(self.target, of=self.model, decay=0.5)
 
 
-def make_trainer(kind="mirrored", replicas=2, data=DATA):
+def make_trainer(where=("mirrored", 2), data=DATA):
     """A trainer with Adam, an average of the weights and a loss scale that grows."""
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    keras.utils.set_random_seed(7)
-    strategy = make_strategy(kind, replicas)
-    with strategy.scope():
-        task, optimizer = Task(), keras.optimizers.Adam(0.01)
-    return ddl.Trainer(
-        task,
-        optimizer,
+    return builders.make_trainer(
+        (Task, lambda: keras.optimizers.Adam(0.01)),
         data,
+        where,
         eval_data=DATA,
-        global_batch_size=BATCH,
-        strategy=strategy,
+        shuffle=True,
         seed=3,
         weight_average=ddl.ExponentialMovingAverage(0.9),
         loss_scale=ddl.LossScale(4.0, growth_interval=3),
@@ -91,51 +84,22 @@ def straight(tmp_path_factory):
     return SimpleNamespace(values=values(trainer), lines=lines(folder / "run"), killed_at=copies)
 
 
-def killed_at(straight, step, tmp_path):
-    return shutil.copytree(straight.killed_at[step], tmp_path / "run")
-
-
-@pytest.mark.parametrize("step", [3, 5])
-def test_a_killed_run_resumes_to_the_same_bits(straight, step, tmp_path):
-    """At the end of an epoch, and within one; with metrics that were not logged yet."""
-    folder, trainer = killed_at(straight, step, tmp_path), make_trainer()
+def test_a_killed_run_resumes_to_the_same_bits(straight):
+    """At the end of an epoch, with metrics that were not logged yet."""
+    folder, trainer = straight.killed_at[3], make_trainer()
     ddl.fit(trainer, folder, train_steps=STEPS, checkpoint_every=1, **PERIODS)
     assert_close(values(trainer), straight.values)
     assert lines(folder) == straight.lines
 
 
-@pytest.mark.parametrize(
-    ("kind", "replicas"), [("one_device", 1), ("mirrored", 4), ("central_storage", 2)]
-)
-def test_a_killed_run_resumes_on_other_devices(straight, kind, replicas, tmp_path):
-    folder, trainer = killed_at(straight, 2, tmp_path), make_trainer(kind, replicas)
+@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 4), ("central_storage", 2)])
+def test_a_killed_run_resumes_on_other_devices(straight, where, tmp_path):
+    folder = shutil.copytree(straight.killed_at[2], tmp_path / "run")
+    trainer = make_trainer(where)
     ddl.fit(trainer, folder, train_steps=STEPS, checkpoint_every=None, **PERIODS)
     assert_close(values(trainer), straight.values, 1e-10)
     for found, wanted in zip(lines(folder), straight.lines, strict=True):
         assert found == pytest.approx(wanted, rel=1e-10)
-
-
-def test_a_run_that_failed_or_was_stopped_resumes_to_the_same_bits(straight, tmp_path):
-    """It fails between checkpoints, so that a step is computed again; then it is asked to stop."""
-
-    def fail(moment):
-        if moment.step == 3:
-            raise OSError("the disk failed")
-
-    options = {"train_steps": STEPS, "checkpoint_every": 2, **PERIODS}
-    with pytest.raises(OSError, match="the disk failed"):
-        ddl.fit(make_trainer(), tmp_path, callbacks=[Every(1, fail)], **options)
-    trainer = make_trainer()
-
-    def stop(moment):
-        if moment.step == 5:
-            trainer.request_stop()
-
-    ddl.fit(trainer, tmp_path, callbacks=[Every(1, stop)], **options)
-    assert trainer.step == 5
-    ddl.fit(trainer, tmp_path, **options)
-    assert_close(values(trainer), straight.values)
-    assert lines(tmp_path) == straight.lines
 
 
 class Failing:
@@ -154,45 +118,30 @@ class Failing:
         return {name: values[index] for name, values in DATA.items()}
 
 
-def test_a_run_whose_data_failed_resumes_to_the_same_bits(straight, tmp_path):
-    options = {"train_steps": STEPS, "checkpoint_every": 1, **PERIODS}
-    trainer = make_trainer(data=ddl.data.Source(Failing(reads=50)))  # eight steps read 56
+def test_a_run_that_failed_or_was_stopped_resumes_to_the_same_bits(straight, tmp_path):
+    """Within an epoch: its data fail, then a callback; then it is asked to stop."""
+    options = {"train_steps": STEPS, "checkpoint_every": 2, **PERIODS}
+
+    def source(reads):
+        return ddl.data.Source(Failing(reads))
+
+    def fail(moment):
+        if moment.step == 5:
+            raise OSError("the disk failed")
+
+    def stop(moment):
+        if moment.step == 7:
+            trainer.request_stop()
+
+    trainer = make_trainer(data=source(40))  # eight steps read 56
     with pytest.raises((DdlError, OSError, tf.errors.OpError), match="the disk failed"):
         ddl.fit(trainer, tmp_path, **options)
-    assert trainer.step < STEPS
-    trainer = make_trainer(data=ddl.data.Source(Failing(reads=1_000)))
+    assert trainer.step < 5
+    with pytest.raises(OSError, match="the disk failed"):
+        ddl.fit(make_trainer(), tmp_path, callbacks=[Every(1, fail)], **options)
+    trainer = make_trainer(data=source(1_000))
+    ddl.fit(trainer, tmp_path, callbacks=[Every(1, stop)], **options)
+    assert trainer.step == 7
     ddl.fit(trainer, tmp_path, **options)
     assert_close(values(trainer), straight.values)
     assert lines(tmp_path) == straight.lines
-
-
-class Counting:
-    """A task whose weights count how often each example was seen."""
-
-    def __init__(self):
-        self.model = keras.Sequential([keras.Input((ROWS,)), keras.layers.Dense(1, use_bias=False)])
-
-    def per_example(self, features, training):
-        return ddl.PerExample(self.model(features["one_hot"], training=training)[:, 0])
-
-
-def test_an_epoch_sees_each_example_once_across_resumes(tmp_path):
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-
-    def make():
-        with make_strategy("mirrored", 2).scope():
-            task, optimizer = Counting(), keras.optimizers.SGD(4.0)
-            task.model.set_weights([np.zeros((ROWS, 1))])
-            data = {"one_hot": np.eye(ROWS)}
-            return ddl.Trainer(task, optimizer, data, global_batch_size=4)
-
-    seen, trainers = {}, [make(), make()]
-    for steps, trainer in zip((3, 5, 8, 10), [*trainers, *trainers], strict=True):
-        ddl.fit(trainer, tmp_path, train_steps=steps, checkpoint_every=None, progress=False)
-        seen[steps] = -trainer.model.get_weights()[0][:, 0]
-    np.testing.assert_array_equal(seen[5], np.ones(ROWS))
-    np.testing.assert_array_equal(seen[10], np.full(ROWS, 2))
-    assert sorted(seen[3]) == [0] * 8 + [1] * 12
-    assert sorted(seen[8] - 1) == [0] * 8 + [1] * 12
-    assert (seen[3] != seen[8] - 1).any()  # each epoch has an order of its own

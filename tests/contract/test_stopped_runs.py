@@ -14,7 +14,9 @@ from tests.contract import acts
 from tests.contract.commands import (
     Ended,
     arguments,
+    assert_error,
     assert_same_end,
+    done,
     finished,
     lines,
     saved_steps,
@@ -35,13 +37,8 @@ def act_at(step, function, model_dir) -> Ended:
     try:
         return small(model_dir, *acts.EVERY_STEP)
     finally:
+        full_disk(False)
         acts.AT.clear()
-
-
-def process(model_dir, **variables):
-    command = [sys.executable, "-m", "ddl.main", *arguments(model_dir, *acts.EVERY_STEP)]
-    environment = {**os.environ, **variables}
-    return forked.run(command, capture_output=True, text=True, timeout=600, env=environment)
 
 
 @pytest.mark.parametrize(("number", "step"), [(signal.SIGTERM, 4), (signal.SIGINT, 5)])
@@ -52,24 +49,12 @@ def test_a_signal_saves_and_the_run_resumes(tmp_path, straight, number, step):
         os.kill(os.getpid(), number)
         time.sleep(1)  # a thread hears of the signal, on a busy machine later than at the next step
 
+    acts.AT.update(dict.fromkeys(range(step + 1, 11), lambda: time.sleep(5)))  # or at one of these
     ended = act_at(step, stop, run)
-    assert ended.status == 75
-    assert "Traceback" not in ended.err
     stopped = saved_steps(run)[-1]
     assert step <= stopped < 12
-    for words in (signal.Signals(number).name, f"step {stopped}"):
-        assert words in ended.err
+    assert_error(ended, signal.Signals(number).name, f"step {stopped}", status=75)
     assert f"step {stopped}" in small(run, *acts.EVERY_STEP).out
-    assert_same_end(run, straight)
-
-
-@pytest.mark.processes
-def test_a_killed_run_resumes(tmp_path, straight):
-    run = tmp_path / "run"
-    killed = process(run, **{acts.KILLED_AT: "7", acts.MODEL_DIR: str(run)})
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert saved_steps(run) == [4]
-    assert "step 4" in small(run, *acts.EVERY_STEP).out
     assert_same_end(run, straight)
 
 
@@ -77,38 +62,22 @@ class Killed(BaseException):
     """Nothing handles it, as nothing handles SIGKILL."""
 
 
-def kill():
-    raise Killed
-
-
-def test_a_run_killed_before_its_first_save_begins_again(tmp_path, straight):
-    with pytest.raises(Killed):
-        act_at(1, kill, tmp_path / "run")
-    finished(tmp_path / "run", *acts.EVERY_STEP)
-    assert_same_end(tmp_path / "run", straight)
-
-
-def test_a_run_may_be_killed_again_and_again(tmp_path, straight):
-    for step in (5, 5, 12):
-        with pytest.raises(Killed):
-            act_at(step, kill, tmp_path / "run")
-    finished(tmp_path / "run", *acts.EVERY_STEP)
-    assert_same_end(tmp_path / "run", straight)
-
-
 def fail(error):
     raise error
 
 
-def test_an_error_of_the_users_code_is_status_1_with_its_line(tmp_path):
+def test_a_run_may_be_killed_again_and_again(tmp_path, straight):
+    """Also before its first save, and at its last step."""
+    for step in (1, 5, 5, 12):
+        with pytest.raises(Killed):
+            act_at(step, lambda: fail(Killed()), tmp_path / "run")
+    finished(tmp_path / "run", *acts.EVERY_STEP)
+    assert_same_end(tmp_path / "run", straight)
+
+
+def test_an_error_of_the_users_code_is_status_1_and_one_of_the_system_70(tmp_path):
     ended = act_at(6, lambda: fail(KeyError("absent")), tmp_path / "run")
-    assert ended.status == 1
-    assert "KeyError: 'absent'" in ended.err
-    assert "test_stopped_runs.py:" in ended.err
-    assert "Traceback" not in ended.err
-
-
-def test_a_failure_of_the_system_is_status_70_with_its_traceback(tmp_path):
+    assert_error(ended, "KeyError: 'absent'", "test_stopped_runs.py:")
     ended = act_at(6, lambda: fail(ConnectionResetError("peer")), tmp_path / "run")
     assert ended.status == 70
     assert "Traceback" in ended.err
@@ -124,10 +93,7 @@ def full_disk(is_full):
 def test_writes_that_a_full_disk_refused_are_repeated(tmp_path, straight):
     """The run trains on and ends as if there had been room."""
     acts.AT[10] = lambda: full_disk(False)
-    try:
-        ended = act_at(3, lambda: full_disk(True), tmp_path / "run")
-    finally:
-        full_disk(False)
+    ended = act_at(3, lambda: full_disk(True), tmp_path / "run")
     assert "cannot be written" in ended.out
     assert ended.status == 0, ended.err
     assert saved_steps(tmp_path / "run")[-1] == 12
@@ -135,13 +101,8 @@ def test_writes_that_a_full_disk_refused_are_repeated(tmp_path, straight):
 
 
 def test_a_disk_that_stays_full_is_an_error(tmp_path, straight):
-    try:
-        ended = act_at(6, lambda: full_disk(True), tmp_path / "run")
-    finally:
-        full_disk(False)
-    assert ended.status == 1
-    assert "written" in ended.err
-    assert "Traceback" not in ended.err
+    ended = act_at(6, lambda: full_disk(True), tmp_path / "run")
+    assert_error(ended, "written")
     assert 12 not in saved_steps(tmp_path / "run")
     finished(tmp_path / "run", *acts.EVERY_STEP)
     assert_same_end(tmp_path / "run", straight)
@@ -158,8 +119,7 @@ def damage(run, step, ending):
 def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(tmp_path, straight, ending):
     run = shutil.copytree(straight, tmp_path / "run")
     damage(run, 12, ending)
-    ended = small(run, *acts.EVERY_STEP)
-    assert ended.status == 0, ended.err
+    ended = done(run, *acts.EVERY_STEP)
     assert re.search(r"step.12\b.* damaged", ended.out + ended.err)
     assert "step 8" in ended.out
     assert_same_end(run, straight)
@@ -169,16 +129,16 @@ def test_without_a_good_checkpoint_nothing_is_trained_anew(tmp_path, straight):
     run = shutil.copytree(straight, tmp_path / "run")
     for step in saved_steps(run):
         damage(run, step, "index")
-    ended = small(run, *acts.EVERY_STEP)
-    assert ended.status == 1
-    assert "checkpoint" in ended.err
+    assert_error(small(run, *acts.EVERY_STEP), "checkpoint")
     assert len(lines(run)) == len(lines(straight))
 
 
 @pytest.mark.processes
 def test_a_second_run_in_the_directory_is_refused(tmp_path, straight):
     run, second = tmp_path / "run", []
-    ended = act_at(5, lambda: second.append(process(run)), run)
+    command = [sys.executable, "-m", "ddl.main", *arguments(run, *acts.EVERY_STEP)]
+    options = {"capture_output": True, "text": True, "timeout": 600}
+    ended = act_at(5, lambda: second.append(forked.run(command, **options)), run)
     assert second[0].returncode == 70
     assert str(run) in second[0].stderr
     assert "Traceback" not in second[0].stderr
@@ -188,10 +148,7 @@ def test_a_second_run_in_the_directory_is_refused(tmp_path, straight):
 
 def test_divergence_is_status_76_and_saves_nothing_that_is_not_finite(tmp_path):
     run = tmp_path / "run"
-    ended = small(run, "LEARNING_RATE = 1e30")
-    assert ended.status == 76
-    assert "diverged" in ended.err
-    assert "Traceback" not in ended.err
+    assert_error(small(run, "LEARNING_RATE = 1e30"), "diverged", status=76)
     assert saved_steps(run) == []
 
 
@@ -199,7 +156,5 @@ def test_divergence_is_status_76_and_saves_nothing_that_is_not_finite(tmp_path):
 def test_an_interrupt_before_training_is_status_130(tmp_path, monkeypatch, flags):
     (tmp_path / "interrupted.py").write_text("raise KeyboardInterrupt")
     monkeypatch.syspath_prepend(tmp_path)
-    ended = small(tmp_path / "run", "import interrupted", flags=flags)
-    assert ended.status == 130
-    assert "Traceback" not in ended.err
+    assert_error(small(tmp_path / "run", "import interrupted", flags=flags), status=130)
     assert not (tmp_path / "run").exists()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.contract.commands import SMALL, ddl_main
+from tests.contract.commands import SMALL, assert_error, ddl_main, done
 
 # The lines of own.gin, which follows small.gin; then words of the message.
 NAMES = [
@@ -87,10 +87,7 @@ DATA = [
     ("images.name = 'digit'", "'digit'", "digits"),
     ("images.image_shape = (9, 9, 1)", "image_shape", "(8, 8, 1)"),
     ("train/images.split = 'trian'", "'trian'", "'train'"),
-    (
-        "images.data_dir = '/absent'\nimages.name = 'mnist'\nimages.image_shape = (28, 28, 1)",
-        "/abs",
-    ),
+    ("images.data_dir = '/no'\nimages.name = 'mnist'\nimages.image_shape = (28, 28, 1)", "/no"),
     ("Classification.label_name = 'lable'", "lable", "label"),
     ("Trainer.eval_data = None", "test/images.split", "used"),
 ]
@@ -104,16 +101,9 @@ def test_a_mistake_in_a_config(row, tmp_path, monkeypatch):
     text, *words = row
     (tmp_path / "own.gin").write_text(text)
     ended = ddl_main(f"--gin_file={SMALL}", "--gin_file=own.gin", "--model_dir=run")
-    assert ended.status == 1
-    assert [word for word in words if word not in ended.err] == [], ended.err
-    assert "Traceback" not in ended.err
-    assert len(ended.err.strip().splitlines()) <= 6, ended.err
+    assert_error(ended, *words)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_binding_may_be_allowed_to_go_unused():
-    ended = ddl_main(
-        f"--gin_file={SMALL}",
-        *("--gin_param=Adam.beta_1 = 0.9", "--gin_allow_unused=Adam.*", "--dry_run"),
-    )
-    assert ended.status == 0, ended.err
+    done(None, "Adam.beta_1 = 0.9", flags=("--gin_allow_unused=Adam.*",))

@@ -134,7 +134,7 @@ def test_the_chief_leaves_after_all_others_and_announces_itself_last(connect):
     leaves.join(0.3)
     assert leaves.is_alive()
     far[2].sendall(b"ended 0\n")
-    leaves.join(10)
+    leaves.join(60)
     assert not leaves.is_alive()
     for connection in far.values():
         assert lines_of(connection, "ended 0\n").replace("alive\n", "") == "ended 0\n"

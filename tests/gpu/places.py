@@ -10,14 +10,9 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from ddl.distribution.devices import configure_devices
-from ddl.distribution.path import GPU, VIRTUAL_GPU, DevicePath, taking
+from ddl.distribution.path import GPU, VIRTUAL_GPU, taking
 from ddl.distribution.strategies import build_strategy
 from ddl.precision import set_tf32
-
-
-def of_gpus(path: DevicePath = GPU) -> DevicePath:
-    """Returns the path of GPUs for CPU devices: without XLA, which takes long to compile there."""
-    return dataclasses.replace(path, compiles=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +45,8 @@ class Place:
         name = "one_device" if self.replicas == 1 else "mirrored"
         if self.on_cpu:
             configure_devices(self.replicas or 2, gpus=(), deterministic_ops=self.deterministic)
-            with taking(of_gpus(VIRTUAL_GPU if self.is_split else GPU)):
+            path = VIRTUAL_GPU if self.is_split else GPU
+            with taking(dataclasses.replace(path, compiles=False)):  # XLA takes long on CPUs
                 yield build_strategy(name)
             return
         configure_devices(
@@ -61,15 +57,13 @@ class Place:
         yield build_strategy(name)
 
 
-PLACES = {
-    place.name: place
-    for place in (
-        Place("one"),
-        Place("one_deterministic", deterministic=True),
-        Place("virtual_2", 2, is_split=True),
-        Place("virtual_2_deterministic", 2, is_split=True, deterministic=True),
-        Place("virtual_4", 4, is_split=True),
-        Place("several", None),
-        Place("several_deterministic", None, deterministic=True),
-    )
-}
+_ALL = [
+    Place("one"),
+    Place("one_deterministic", deterministic=True),
+    Place("virtual_2", 2, is_split=True),
+    Place("virtual_2_deterministic", 2, is_split=True, deterministic=True),
+    Place("virtual_4", 4, is_split=True),
+    Place("several", None),
+    Place("several_deterministic", None, deterministic=True),
+]
+PLACES = {place.name: place for place in _ALL}

@@ -1,8 +1,7 @@
 """The GPU suite of one place: python -m tests.gpu.suite PLACE.
 
 Writes RESULTS/PLACE.json after each check, and ends with status 1 if a figure exceeds its limit or
-a check fails. `--on_cpu` takes the GPU's path on virtual CPU devices, and `--small` computes
-little: both try the suite's own code.
+a check fails. `--on_cpu` takes the GPU's path on virtual CPU devices, to try the suite's own code.
 """
 
 import argparse
@@ -24,7 +23,7 @@ _SECONDS = 540
 """After so many seconds no further check begins: a command has ten minutes."""
 
 
-def run(place: Any, names: Sequence[str], amount: Any, file: Path) -> list[str]:
+def run(place: Any, names: Sequence[str], file: Path) -> list[str]:
     """Runs checks at a place, and writes what each finds; returns what is wrong."""
     from tests.gpu.checks import CHECKS
 
@@ -39,7 +38,7 @@ def run(place: Any, names: Sequence[str], amount: Any, file: Path) -> list[str]:
                 continue
             findings = []
             try:
-                findings.extend(CHECKS[name](place, strategy, amount))
+                findings.extend(CHECKS[name](place, strategy))
             except Exception:
                 wrong.append(f"{name}: {traceback.format_exc()}")
             bad = [each for each in findings if not each.is_good]
@@ -58,17 +57,15 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder [%(default)s]")
     parser.add_argument("--only", help="names of checks, separated by commas; all if left out")
     parser.add_argument("--on_cpu", action="store_true", help="try the code on CPU devices")
-    parser.add_argument("--small", action="store_true", help="try the code with little work")
     flags = parser.parse_args()
 
-    from tests.gpu.checks import CHECKS, OF_DETERMINISM, SMALL, WHOLE
+    from tests.gpu.checks import CHECKS, OF_DETERMINISM
     from tests.gpu.places import PLACES
 
     place = dataclasses.replace(PLACES[flags.place], on_cpu=flags.on_cpu)
     names = OF_DETERMINISM if place.deterministic else tuple(CHECKS)
     names = tuple(flags.only.split(",")) if flags.only else names
-    amount = SMALL if flags.small else WHOLE
-    wrong = run(place, names, amount, flags.results / f"{place.name}.json")
+    wrong = run(place, names, flags.results / f"{place.name}.json")
     # Deleting a data set waits up to a minute for its tuner, so the process ends without it.
     sys.stdout.flush()
     os._exit(1 if wrong else 0)

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 # handlers it has set; `start_another` starts a process that ignores SIGTERM.
 BEGINNING = """
 import json, os, pathlib, signal, subprocess, sys, time
-signal.alarm(40)
+signal.alarm(300)
 config = json.loads(os.environ["TF_CONFIG"])
 index = config["task"]["index"]
 name = f"worker-{index}"
@@ -36,7 +36,7 @@ def wait_for_ever():
         signal.pause()
 def start_another():
     ignore = "import os, pathlib, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-    ignore += "signal.alarm(40); "
+    ignore += "signal.alarm(300); "
     tell = f"pathlib.Path('{name}-child.partial').write_text(str(os.getpid())); "
     end = f"os.replace('{name}-child.partial', '{name}-child.pid'); signal.pause()"
     subprocess.Popen([sys.executable, "-S", "-c", ignore + tell + end])

@@ -24,21 +24,14 @@ def remember(number: int, arguments: list[str], environment: dict[str, str]) -> 
 
 
 def running() -> dict[int, tuple[list[str], str]]:
-    """Returns the command line and the environment of each running process, by its ID."""
+    """Returns the command line and TF_CONFIG of each running process that was forked, by its ID."""
     found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        number = int(folder.name)
+    for file in _FOLDER.glob("[0-9]*[0-9]"):
         try:
-            birth, arguments, environment = json.loads((_FOLDER / folder.name).read_text())
-            if birth == _birth(number):
-                found[number] = arguments, environment
-                continue
-        except (OSError, ValueError):  # none, or one that was cut short
-            pass
-        try:
-            arguments = (folder / "cmdline").read_text().split("\0")
-            found[number] = arguments, (folder / "environ").read_text()
-        except OSError:
+            birth, arguments, environment = json.loads(file.read_text())
+            if birth == _birth(int(file.name)):
+                found[int(file.name)] = arguments, environment
+        except OSError:  # it has ended
             continue
     return found
 

@@ -41,7 +41,7 @@ class Worker:
         self.index, self.texts, self.both = index, texts, both
 
     def barrier(self):
-        self.both.wait(10)
+        self.both.wait(60)
 
     def gather_texts(self, text):
         self.texts[self.index] = text
