@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
     from ddl import random as random
     from ddl import tasks as tasks
     from ddl.checkpoints.checkpoints import Checkpoints as Checkpoints
-    from ddl.checkpoints.retention import Retention as Retention
+    from ddl.checkpoints.directory import Retention as Retention
     from ddl.checkpoints.warm_start import WarmStart as WarmStart
     from ddl.optimizers.loss_weight import LossWeight as LossWeight
     from ddl.precision import LossScale as LossScale
@@ -66,7 +66,7 @@ _HOME = {
     "PerExample": "ddl.tasks.task",
     "Regression": "ddl.tasks.supervised",
     "Remat": "ddl.step.remat",
-    "Retention": "ddl.checkpoints.retention",
+    "Retention": "ddl.checkpoints.directory",
     "Segmentation": "ddl.tasks.classification",
     "StepBatch": "ddl.step.state",
     "Supervised": "ddl.tasks.supervised",

@@ -108,11 +108,16 @@ def attributing_errors(packages: Collection[str] = ()) -> Iterator[None]:
 
     Raises:
       ConfigError: If the block raises an error that repeats, from a line of the user's code.
+      RuntimeError: If it calls `sys.exit` without a status, as if the command were done.
     """
     try:
         yield
     except DdlError:
         raise
+    except SystemExit as error:
+        if error.code:
+            raise
+        raise RuntimeError("sys.exit() was called before the command was done.") from error
     except Exception as error:
         place = place_of(error, packages) if repeats(error) else None
         if place is None:

@@ -1,5 +1,6 @@
 """Saving a Trainer to checkpoints, and restoring it from them."""
 
+import dataclasses
 import math
 import os
 import weakref
@@ -14,8 +15,13 @@ import tensorflow as tf
 from absl import logging
 
 from ddl.checkpoints import contents
-from ddl.checkpoints.directory import CheckpointDirectory, Metadata, SavedCheckpoint, reading
-from ddl.checkpoints.retention import Retention
+from ddl.checkpoints.directory import (
+    CheckpointDirectory,
+    Metadata,
+    Retention,
+    SavedCheckpoint,
+    reading,
+)
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.tasks.parts import layers_of
@@ -28,47 +34,37 @@ _NOTHING: Future[str] = Future()
 _NOTHING.set_result("")
 
 
+@dataclasses.dataclass(eq=False)
 class Checkpoints:
     """The checkpoints of one run: model, optimizer and training state, numbered by step.
 
     The values in a checkpoint do not depend on the strategy, so a run can resume under another
-    one. A thread writes the files while training continues, one checkpoint at a time.
+    one. A thread writes the files while training continues, one checkpoint at a time. The
+    constructor creates no file or folder.
 
     Attributes:
-      folder: The folder of the checkpoints.
+      folder: Folder of the checkpoints.
+      trainer: The Trainer to save and restore.
+      retention: Which checkpoints to keep; by default the last three.
+      report: Called with a message, from any thread, when a checkpoint could not be written or a
+        damaged one was skipped.
+      before_write: Called by the writer thread before it writes. If it raises a
+        ModelDirectoryError, the checkpoint counts as not written.
+      callbacks: Objects of the run whose variables are saved too.
     """
 
-    def __init__(
-        self,
-        directory: str | os.PathLike[str],
-        trainer: Trainer,
-        retention: Retention | None = None,
-        report: Callable[[str], None] = logging.warning,
-        before_write: Callable[[], None] = lambda: None,
-        callbacks: Sequence[object] = (),
-    ):
-        """Sets up saving and restoring. Creates no file or folder.
+    folder: str | os.PathLike[str]
+    trainer: Trainer
+    retention: Retention = dataclasses.field(default_factory=Retention)
+    report: Callable[[str], None] = logging.warning
+    before_write: Callable[[], None] = lambda: None
+    callbacks: Sequence[object] = ()
 
-        Args:
-          directory: Folder of the checkpoints.
-          trainer: The Trainer to save and restore.
-          retention: Which checkpoints to keep; None keeps the last three.
-          report: Called with a message, from any thread, when a checkpoint could not be written
-            or a damaged one was skipped.
-          before_write: Called by the writer thread before it writes. If it raises a
-            ModelDirectoryError, the checkpoint counts as not written.
-          callbacks: Objects of the run whose variables are saved too.
-        """
-        self.folder = Path(directory)
-        self._retention = retention or Retention()
-        self._directory = CheckpointDirectory(directory)
-        self._trainer = trainer
-        self._report = report
-        self._before_write = before_write
-        self._callbacks = callbacks
-        self._values = contents.values_of(trainer, callbacks)
-        self._snapshots = contents.Snapshots(trainer.strategy)
-        self._workers = Workers(trainer.strategy)
+    def __post_init__(self) -> None:
+        self._directory = CheckpointDirectory(self.folder)
+        self._values = contents.values_of(self.trainer, self.callbacks)
+        self._snapshots = contents.Snapshots(self.trainer.strategy)
+        self._workers = Workers(self.trainer.strategy)
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         # The result is the error message, or "". An exception would keep the tensors alive.
         self._writing = _NOTHING
@@ -81,27 +77,22 @@ class Checkpoints:
 
     def best(self) -> SavedCheckpoint | None:
         """Returns the best checkpoint by the retention's metric; None if none was evaluated."""
-        return self._retention.best(self.saved())
-
-    @property
-    def keeps_best(self) -> bool:
-        """Whether the retention has a `best_metric`."""
-        return self._retention.best_metric is not None
+        return self.retention.best(self.saved())
 
     def would_be_best(self, metrics: Mapping[str, float]) -> bool:
         """Returns whether a checkpoint with these metrics would be the best so far.
 
-        The chief decides for all workers. Eager, cross-replica context, on all workers.
+        The chief decides for all workers, and reports a folder that it cannot read. Eager,
+        cross-replica context, on all workers.
         """
-        if not self.keeps_best:
-            return False
+        improves = False
         # Only the chief can wait for its write; another worker might list the folder too early.
-        improves = self._workers.is_chief and self._retention.improves(metrics, self.saved())
+        if self._workers.is_chief and self.retention.best_metric is not None:
+            try:
+                improves = self.retention.improves(metrics, self.saved())
+            except ModelDirectoryError as error:  # the others wait for an answer
+                self.report(str(error))
         return bool(self._workers.broadcast(improves))
-
-    def has_any(self) -> bool:
-        """Returns whether the chief finds a checkpoint. Eager, cross-replica, on all workers."""
-        return bool(self._workers.broadcast(self._workers.is_chief and bool(self.saved())))
 
     def check(self) -> None:
         """Checks that a checkpoint holds every variable that training uses.
@@ -112,14 +103,9 @@ class Checkpoints:
         Raises:
           ConfigError: If a variable in use, or of a callback, is in no checkpoint.
         """
-        contents.check_covers(self._values, self._trainer.variables_in_use, self._callbacks)
+        contents.check_covers(self._values, self.trainer.variables_in_use, self.callbacks)
 
-    def save(
-        self,
-        metrics: Mapping[str, float] | None = None,
-        scheduled: bool = True,
-        ended_by: str | None = None,
-    ) -> bool:
+    def save(self, metrics: Mapping[str, float] | None = None, scheduled: bool = True) -> bool:
         """Takes a snapshot of the trainer, which a thread writes while training continues.
 
         Waits for the previous write. Does nothing if this step was the last one saved or restored,
@@ -130,7 +116,6 @@ class Checkpoints:
           metrics: Metrics of an evaluation at this step.
           scheduled: Whether the run plan saves at this step. A rewind skips the other checkpoints,
             so a signal does not change the step that a diverged run rewinds to.
-          ended_by: Name of the callback that ends the run here, if any.
 
         Returns:
           Whether it took a snapshot.
@@ -140,7 +125,7 @@ class Checkpoints:
             at different steps, or replicas differ in a variable of the task or a layer; or as
             `check` does.
         """
-        trainer = self._trainer
+        trainer = self.trainer
         trainer.check_consistent()
         if self._held_step == trainer.step and not self._has_failed():
             return False
@@ -154,10 +139,8 @@ class Checkpoints:
                 metrics={k: float(v) for k, v in (metrics or {}).items() if math.isfinite(v)},
                 values={value.key: value.entry for value in values},
                 position=_position_of(trainer),
-                replicas=trainer.strategy.num_replicas_in_sync,
                 seconds=trainer.pace.total_seconds,
                 scheduled=scheduled,
-                ended_by=ended_by,
             )
             self._writing = self._writer.submit(self._write, trainer.step, tensors, metadata)
         self._held_step = trainer.step
@@ -165,7 +148,7 @@ class Checkpoints:
 
     def written(self) -> Path | None:
         """Waits for the chief's write; returns its path without endings, or None if it failed."""
-        return None if self._has_failed() else self.folder / f"step-{self._held_step}"
+        return None if self._has_failed() else self._directory.path / f"step-{self._held_step}"
 
     def wait(self) -> None:
         """Waits until no write is in progress."""
@@ -192,27 +175,29 @@ class Checkpoints:
         # memory pages that the new file reuses (benchmarks/checkpoint_cost.py).
         self._tidy()
         try:
-            self._before_write()
+            self.before_write()
             self._directory.write(step, tensors, metadata)
         except ModelDirectoryError as error:
-            self._report(str(error))
+            self.report(str(error))
             return str(error)
-        _HELD[self._trainer] = self._directory.at(step).text
+        _HELD[self.trainer] = self._directory.at(step).text
         return ""
 
     def _tidy(self) -> None:
         """Removes the checkpoints that need not be kept; reports a failure."""
         try:
-            self._directory.remove(self._retention.removable(self._directory.saved()))
-        except OSError as error:
-            self._report(f"An old checkpoint could not be removed: {error}. Remove it by hand.")
+            self._directory.remove(self.retention.removable(self._directory.saved()))
+        except ModelDirectoryError as error:
+            self.report(f"An old checkpoint could not be removed: {error}")
 
     def _values_now(self) -> list[contents.Value]:
         """Returns the values of a checkpoint, with the training state as it is."""
-        state = self._trainer.state._asdict().items()
+        state = self.trainer.state._asdict().items()
         return self._values + [contents.Value(f"state/{k}", k, v, None) for k, v in state]
 
-    def restore_latest(self, scheduled: bool = False) -> SavedCheckpoint | None:
+    def restore_latest(
+        self, scheduled: bool = False, keeps: bool = False
+    ) -> SavedCheckpoint | None:
         """Restores the trainer from the newest readable checkpoint, to resume training.
 
         Gives newer, damaged checkpoints the ending `.damaged` and reports them. Eager,
@@ -221,6 +206,9 @@ class Checkpoints:
         Args:
           scheduled: For a rewind: skip checkpoints saved on a signal, and remove all checkpoints
             newer than the restored one, since training continues differently from there.
+          keeps: Whether to keep a trainer as it is that saved or restored this checkpoint last and
+            made no update since. It keeps the values assigned since then, such as a learning rate.
+            The callbacks may be new and are restored.
 
         Returns:
           The restored checkpoint; None if there is none.
@@ -230,22 +218,7 @@ class Checkpoints:
             trainer, or another worker finds another one.
           ConfigError: Within the trainer's `evaluation_weights`.
         """
-        saved, _ = self._restore(lambda: self._newest(scheduled))
-        if saved is not None and scheduled and self._workers.is_chief:
-            there = self._directory.saved()
-            self._directory.remove(each for each in there if each.step > saved.step)
-        return saved
-
-    def resume(self) -> tuple[SavedCheckpoint | None, bool]:
-        """Does as `restore_latest`, but keeps a trainer that is at the newest checkpoint as it is.
-
-        Such a trainer saved or restored it last, and made no update since. It keeps the values
-        assigned since then, such as a learning rate. The callbacks may be new and are restored.
-
-        Returns:
-          The checkpoint, or None; and whether the trainer was kept.
-        """
-        return self._restore(self._newest, keeps=True)
+        return self._restore(lambda: self._newest(scheduled), keeps)
 
     def restore_best(self) -> SavedCheckpoint | None:
         """Restores the trainer from the best checkpoint by the retention's metric.
@@ -253,44 +226,64 @@ class Checkpoints:
         Training can continue from there. Returns, raises and is called as `restore_latest`; None if
         no checkpoint was evaluated.
         """
-        return self._restore(lambda: (best := self.best()) and self._readable(best))[0]
+        return self._restore(lambda: (best := self.best()) and self._readable(best))
 
-    def restore_model(self, saved: SavedCheckpoint | None = None) -> SavedCheckpoint:
+    def restore_model(self, checkpoint: str | int = "latest") -> SavedCheckpoint:
         """Restores weights, averages, step and data position, for evaluation or export.
 
         Metrics and optimizer may differ from those of the run. Changes nothing in the folder.
         Eager, cross-replica context, on all workers.
 
         Args:
-          saved: The checkpoint; None takes the newest readable one. All workers use the chief's.
+          checkpoint: `latest`, the newest readable one; `best`, by the retention's metric; or a
+            step. All workers use the chief's.
 
         Returns:
           The restored checkpoint.
 
         Raises:
-          ModelDirectoryError: If there is no checkpoint, or if on any worker it is damaged,
+          ModelDirectoryError: If there is no such checkpoint, or if on any worker it is damaged,
             removed, or does not fit the trainer, or is another one.
-          ConfigError: Within the trainer's `evaluation_weights`.
+          ConfigError: Within the trainer's `evaluation_weights`, or if there is no metric for
+            `best`.
         """
-        found = self._agreed(
-            lambda: self._readable(saved) if saved else self._directory.newest(self._report)
-        )
+        found = self._agreed(lambda: self._find(checkpoint))
         if found is None:
             self._workers.barrier()
             raise ModelDirectoryError(
                 f"There is no checkpoint in {self.folder}. Train first, or pass another "
                 "--model_dir."
             )
-        averages = () if self._trainer.averages is None else ("averages/",)
+        averages = () if self.trainer.averages is None else ("averages/",)
         with self._workers.failing_together():
             self._assign(found, ("model/", "task/", "state/step", "state/batches", *averages))
         return found
 
+    def _find(self, checkpoint: str | int) -> SavedCheckpoint | None:
+        """Returns the requested checkpoint; None if there is none at all."""
+        if checkpoint == "latest":
+            return self._directory.newest(self.report)
+        if checkpoint == "best" and self.retention.best_metric is None:
+            raise ConfigError(
+                "--checkpoint=best requires Retention.best_metric, got None. Set it, such as to "
+                "'accuracy', for the training and for this command."
+            )
+        by_step = {each.step: each for each in self.saved()}
+        found = self.best() if checkpoint == "best" else by_step.get(int(checkpoint))
+        if by_step and found is None:
+            raise ModelDirectoryError(
+                f"There is no checkpoint {checkpoint} in {self.folder}. Pass one of the steps "
+                f"{', '.join(map(str, by_step))}, or latest."
+            )
+        return found and self._readable(found)
+
     def _newest(self, scheduled: bool = False) -> SavedCheckpoint | None:
         """Finds the newest readable checkpoint, and cleans up after a kill."""
-        saved = self._directory.newest(self._report, scheduled, moves=True)
+        saved = self._directory.newest(self.report, scheduled, moves=True)
         self._directory.clear_partial()
         self._tidy()
+        if saved is not None and scheduled:
+            self._directory.remove(x for x in self._directory.saved() if x.step > saved.step)
         return saved
 
     def _readable(self, saved: SavedCheckpoint) -> SavedCheckpoint:
@@ -303,8 +296,8 @@ class Checkpoints:
 
     def _agreed(self, find: Callable[[], SavedCheckpoint | None]) -> SavedCheckpoint | None:
         """Returns the checkpoint that `find` returns on the chief, verified on every worker."""
-        self._trainer.check_idle("Restoring a checkpoint")
-        self._trainer.check_has_own_weights()
+        self.trainer.check_idle("Restoring a checkpoint")
+        self.trainer.check_has_own_weights()
         self.wait()
         with self._workers.failing_together():
             saved = find() if self._workers.is_chief else None
@@ -325,27 +318,27 @@ class Checkpoints:
 
     def _restore(
         self, find: Callable[[], SavedCheckpoint | None], keeps: bool = False
-    ) -> tuple[SavedCheckpoint | None, bool]:
+    ) -> SavedCheckpoint | None:
         """Restores the checkpoint that `find` returns on the chief, to train from there."""
-        trainer = self._trainer
         if (saved := self._agreed(find)) is None:
-            return None, False
+            return None
         keeps = keeps and self._is_at(saved)
         with self._workers.failing_together():
-            _check_position(saved, trainer)
+            _check_position(saved, self.trainer)
             self._assign(saved, ("callbacks/",) if keeps else ("",))
         if not keeps:
-            _HELD[trainer] = saved.text
-        trainer.pace.total_seconds = max(trainer.pace.total_seconds, saved.metadata.seconds)
+            _HELD[self.trainer] = saved.text
+        pace = self.trainer.pace
+        pace.total_seconds = max(pace.total_seconds, saved.metadata.seconds)
         self._held_step, self._writing = saved.step, _NOTHING
-        return saved, keeps
+        return saved
 
     def _is_at(self, saved: SavedCheckpoint) -> bool:
         """Returns whether the chief's trainer is at a checkpoint, and those of all are whole."""
-        is_at = _HELD.get(self._trainer) == saved.text and self._trainer.step == saved.step
+        is_at = _HELD.get(self.trainer) == saved.text and self.trainer.step == saved.step
         is_at = is_at or not self._workers.is_chief
         try:
-            self._trainer.check_consistent()
+            self.trainer.check_consistent()
         except ConfigError:
             is_at = False
         return not self._workers.any(not is_at)
@@ -358,7 +351,7 @@ class Checkpoints:
         try:
             if not failure:
                 with reading(saved.prefix) as reader:
-                    state = contents.assign(values, reader, self._trainer.strategy)
+                    state = contents.assign(values, reader, self.trainer.strategy)
         except tf.errors.OpError as error:  # the run has just removed it
             failure = error.message
         if failure:
@@ -366,11 +359,11 @@ class Checkpoints:
                 f"{saved} cannot be restored into this model and optimizer: {failure}. Pass the "
                 "config and the callbacks of the run that saved it, or another --model_dir."
             )
-        for layer in layers_of(self._trainer.task):
+        for layer in layers_of(self.trainer.task):
             if isinstance(layer, keras.layers.Normalization) and layer.built:
                 layer.finalize_state()  # it computes with constants made from its variables
         if state:
-            self._trainer.restore(self._trainer.state._replace(**state))
+            self.trainer.restore(self.trainer.state._replace(**state))
 
 
 def _position_of(trainer: Trainer) -> dict[str, int | None]:

@@ -2,7 +2,8 @@
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import keras
@@ -22,6 +23,9 @@ Entry: TypeAlias = tuple[str, Sequence[int], str]
 
 Entries: TypeAlias = Mapping[str, Entry]
 """The entries of a checkpoint by key, such as `model/0003`."""
+
+SEED_STATE = "seed_generator_state"
+"""End of the path of the state of a generator of Keras's random layers."""
 
 _WITH_VARIABLES = (keras.metrics.Metric, keras.optimizers.Optimizer)
 _WITH_A_STATE = (keras.random.SeedGenerator, tf.random.Generator)
@@ -272,20 +276,33 @@ def assign(
     return tensors
 
 
-def digest_of(values: Iterable[tuple[str, np.ndarray]]) -> str:
+def digest_of(entries: Entries, read: Callable[[str], np.ndarray]) -> str:
     """Returns the SHA-256 over keys and bytes of weights, slots, statistics and averages.
 
+    State and callbacks, which say where a run stands, do not count, nor do the states of Keras's
+    seed generators: without a seed they differ between equal runs, whose draws do not use them.
+
     Args:
-      values: Keys and values of a checkpoint. State and callbacks, which say where a run stands,
-        count for nothing.
+      entries: The entries of a checkpoint, each of which is read.
+      read: Returns the value of a key.
     """
     found = hashlib.sha256()
-    for key, value in values:
-        if not key.startswith(("callbacks/", "state/")):
-            found.update(f"{key}\0".encode())
-            is_text = value.dtype.kind == "O"  # an array of texts holds their addresses
-            found.update(repr(value.tolist()).encode() if is_text else value.tobytes())
+    for key, (path, *_) in entries.items():
+        value = read(key)
+        if not (key.startswith(("callbacks/", "state/")) or path.endswith(SEED_STATE)):
+            found.update(key.encode() + b"\0" + _bytes(value))
     return found.hexdigest()
+
+
+def checksums(values: Iterable[Value]) -> list[int]:
+    """Returns the CRC-32 of each variable on this process; 0 for slots in shares."""
+    copies = [None if value.whole is not None else copies_of(value.variable)[0] for value in values]
+    return [0 if copy is None else zlib.crc32(_bytes(copy.numpy())) for copy in copies]
+
+
+def _bytes(value: np.ndarray) -> bytes:
+    """Returns the content of an array; one of texts holds their addresses."""
+    return repr(value.tolist()).encode() if value.dtype.kind == "O" else value.tobytes()
 
 
 def _name(variable: Any) -> str:

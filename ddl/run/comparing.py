@@ -14,13 +14,14 @@ import tensorflow as tf
 
 import ddl
 from ddl import config
+from ddl.checkpoints.directory import naming
 from ddl.config.registry import user_packages
 from ddl.config.statements import read_values
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.optimizers.groups import by_name
 from ddl.optimizers.plateau import plateaus_of
-from ddl.run.directory import RunDirectory, naming
+from ddl.run.directory import RunDirectory
 from ddl.training.checks import depends_on_microbatches
 from ddl.training.trainer import Trainer
 

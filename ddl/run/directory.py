@@ -1,15 +1,13 @@
 """The directory of a run: its paths, its lock and its config files."""
 
 import ast
-import contextlib
 import fcntl
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ddl.checkpoints.durable_files import write_atomically
+from ddl.checkpoints.directory import naming, write_atomically
 from ddl.errors import ModelDirectoryError, NotReady
 
 _MACRO = re.compile(r"^([A-Z][A-Z0-9_]*) = (.+)$", re.MULTILINE)
@@ -105,18 +103,6 @@ class RunDirectory:
         """Writes a file of the directory atomically. Raises ModelDirectoryError if it cannot."""
         with naming(str(path)):
             write_atomically(path, text)
-
-
-@contextlib.contextmanager
-def naming(what: str) -> Iterator[None]:
-    """Turns errors of the system in the `with` block into ModelDirectoryErrors that name a file."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        raise ModelDirectoryError(
-            f"{what} cannot be written or read: {error}. Check the permissions and the free disk "
-            "space, restore the file from a backup, or pass another name."
-        ) from error
 
 
 def lock_folder(path: Path, name: str) -> int:

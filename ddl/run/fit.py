@@ -2,29 +2,26 @@
 
 import json
 import os
-import threading
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from signal import SIGINT
 from typing import Literal
 
-from ddl.checkpoints.retention import Retention
+from ddl.checkpoints.directory import Retention
 from ddl.checkpoints.warm_start import WarmStart
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, ModelDirectoryError, TrainingInterrupted
 from ddl.run.callbacks import Callback, EarlyStopping
 from ddl.run.comparing import arguments_of, compare_arguments
-from ddl.run.console import RunConsole
 from ddl.run.directory import RunDirectory
 from ddl.run.loop import Run
 from ddl.run.plan import Files, RunPlan
 from ddl.run.trackers import Tracker
-from ddl.signals import StopSignals
+from ddl.run.writers import RunConsole
+from ddl.signals import deferring_interrupt
 from ddl.training.history import History
-from ddl.training.progress import is_interactive
 from ddl.training.trainer import Trainer
 
 Period = int | Literal["epoch"] | None
@@ -136,32 +133,23 @@ def fit(
             opened = partial(directory.write, directory.arguments, json.dumps(given, indent=1))
         else:
             compare = partial(_check_same_run, files, trainer)
-    run = Run(trainer, run_plan, files, console, evaluates, None, profile)
+    run = Run(trainer, run_plan, files, console, evaluates, profile)
     if note := traits_of(trainer.strategy).note:
         console.line(note)
-    stop: StopSignals | None = None
-    interrupted = TrainingInterrupted(
-        "A signal arrived when the run had ended, so no update is lost. With model_dir, a run that "
-        "is complete is not trained again."
-    )
-    with ExitStack() as stack:
-        if threading.current_thread() is threading.main_thread():
-            stop = StopSignals(trainer.request_stop, second_ends=not is_interactive())
-            stack.callback(trainer.withdraw_stop)
-            stack.enter_context(stop)
-        try:
-            run.stop = stop
-            run.train(compare, opened, "Raise train_steps or train_epochs to train longer.")
-        except TrainingInterrupted as error:  # on a signal, or a callback called `request_stop`
-            interrupted = error
-            console.line(str(error))
-        is_stopped = workers.any(stop is not None and stop.received is not None)
-        if restore_best and files is not None and not is_stopped:
+    message = "A signal arrived when the run had ended, so no update is lost."
+    try:
+        run.train(compare, opened, "Raise train_steps or train_epochs to train longer.")
+    except TrainingInterrupted as error:  # on a signal, or a callback called `request_stop`
+        message = str(error)
+        console.line(message)
+    is_stopped = workers.any(run.stop.received is not None)
+    if restore_best and files is not None and not is_stopped:
+        with deferring_interrupt():
             _restore_best(files, trainer, console)
-    if stop is not None and stop.received == SIGINT:
-        raise KeyboardInterrupt(str(interrupted))
+    if run.stop.received == SIGINT:
+        raise KeyboardInterrupt(message)
     if is_stopped:
-        raise interrupted
+        raise TrainingInterrupted(message)
     return trainer.history
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
@@ -16,14 +17,21 @@ from ddl.optimizers.groups import ONLY, by_name, frozen_until
 from ddl.optimizers.learning_rate import learning_rate_at
 from ddl.optimizers.loss_weight import loss_weights
 from ddl.optimizers.plateau import plateaus_of
-from ddl.run.callbacks import AfterEvaluation, AfterSave, Callback, Every, Moment
-from ddl.run.console import RunConsole
+from ddl.run.callbacks import (
+    AfterEvaluation,
+    AfterSave,
+    Callback,
+    Every,
+    Moment,
+    checked_changes,
+)
 from ddl.run.plan import Files, RunPlan
 from ddl.run.trackers import TrackerWriter
-from ddl.run.writers import Writer
+from ddl.run.writers import RunConsole, Writer
 from ddl.signals import StopSignals
 from ddl.training.actions import Action, EachLoop, Periodic
 from ddl.training.pace import Monitor
+from ddl.training.progress import is_interactive
 from ddl.training.trainer import Trainer
 
 Figures = Callable[[], Mapping[str, float]]
@@ -40,8 +48,8 @@ class Run:
       files: Files that the run writes and resumes from; None writes nothing.
       console: Shows progress and lines.
       evaluates: Whether the run evaluates.
-      stop: Holds the signal that asked to stop, if any. `train` is called within it.
       profile: The step to begin a profile after, and its last step; None profiles nothing.
+      stop: Holds the signal that asked to stop, if any.
     """
 
     trainer: Trainer
@@ -49,17 +57,22 @@ class Run:
     files: Files | None
     console: RunConsole
     evaluates: bool
-    stop: StopSignals | None = None
     profile: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        self._workers = Workers(self.trainer.strategy)
+        trainer = self.trainer
+        self.stop = StopSignals(trainer.request_stop, may_end=not is_interactive())
+        self._workers = Workers(trainer.strategy)
         self._checkpoints = None if self.files is None else self.files.checkpoints
-        self._total = self.plan.total_steps(self.trainer.steps_per_epoch)
+        self._total = self.plan.total_steps(trainer.steps_per_epoch)
         check_profile(self.profile, self._total)
-        self._profile = Profile(self.files, self.profile, self.trainer, self.console.line)
+        self._profile = Profile(self.files, self.profile, trainer, self.console.line)
         self._writers: list[Writer] = []
         self._monitor: Monitor | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forgets the figures of the latest steps, which training has not made or repeats."""
         self._evaluated: tuple[int, dict[str, float]] = (-1, {})
         self._logged: tuple[int, dict[str, float]] = (-1, {})
         self._best_step = -1  # step of an evaluation that is the best so far
@@ -71,6 +84,8 @@ class Run:
         remedy: str = "Raise TRAIN_STEPS or TRAIN_EPOCHS to train longer.",
     ) -> None:
         """Resumes the run or begins it, and trains to its end, its early end or a stop.
+
+        In the main thread, SIGTERM and SIGINT meanwhile ask to stop.
 
         Args:
           compare: Compares the settings with those of the run so far, before a checkpoint is
@@ -89,6 +104,9 @@ class Run:
         """
         trainer, files = self.trainer, self.files
         with ExitStack() as stack:
+            if threading.current_thread() is threading.main_thread():
+                stack.callback(trainer.withdraw_stop)
+                stack.enter_context(self.stop)
             # ---------------------------------------------------------- resume
             if files is not None:
                 stack.callback(files.directory.release)
@@ -104,8 +122,8 @@ class Run:
                     f"The run has reached step {trainer.step:,} of {self._total:,}. {remedy}"
                 )
                 return
-            if self._is_over():
-                self.console.line(f"The run ended early at step {trainer.step:,}.")
+            if reason := self._reason_to_end():
+                self.console.line(f"The run ended early at step {trainer.step:,}: {reason}.")
                 return
             trainer.trace()
             # ---------------------------------------------------------- open the files
@@ -139,12 +157,12 @@ class Run:
         A trainer that saved or restored this checkpoint last is kept as it is: a learning rate that
         was assigned since then takes effect, as it does without files.
         """
-        trainer, saved, kept = self.trainer, None, False
-        if self.files is not None:
-            saved, kept = self.files.checkpoints.resume()
+        trainer, saved, restores = self.trainer, None, self.trainer.restores
+        if self._checkpoints is not None:
+            saved = self._checkpoints.restore_latest(keeps=True)
         if saved is None and trainer.step == 0:
             warm_start(trainer, self.plan, self.console)
-        elif saved is not None and kept:
+        elif saved is not None and trainer.restores == restores:
             self.console.line(f"Continuing at step {trainer.step:,}, which the trainer saved.")
         elif saved is not None:
             rates = ", ".join(f"{name} {rate:.6g}" for name, rate in trainer.learning_rates.items())
@@ -160,7 +178,7 @@ class Run:
 
     def _loop(self) -> None:
         """Trains to the end, or to an early one; returns when the last checkpoint is on disk."""
-        trainer, plan, saved = self.trainer, self.plan, self._checkpoints
+        trainer, plan = self.trainer, self.plan
         every = [one for one in plan.calls if isinstance(one, Every)]
         # The checkpoint comes last: once a step is saved, its logs are already written.
         actions: list[Action] = [
@@ -174,18 +192,20 @@ class Run:
             EachLoop(self._profile.begin),
         ]
         self.console.start(trainer.step, self._total)
-        if plan.on_divergence == "rewind" and saved is not None and not saved.has_any():
-            self._save(trainer.step)  # a rewind needs a checkpoint
+        if plan.on_divergence == "rewind":  # which needs a checkpoint; a resumed run has one
+            self._save(trainer.step)
         try:
             while trainer.step < self._total:
                 self._profile.begin(trainer.step)
                 try:
                     trainer.train(self._total - trainer.step, actions, progress=False)
-                    if trainer.step < self._total and self._is_over():
+                    if trainer.step == self._total:
+                        break
+                    if reason := self._reason_to_end():
+                        self.console.line(f"The run ends early at step {trainer.step:,}: {reason}.")
                         self._save(trainer.step)
                         break
-                    if trainer.step < self._total:
-                        self._stop_as_asked(trainer.step)
+                    self._stop_as_asked(trainer.step)
                 except TrainingDiverged as error:
                     if plan.on_divergence == "stop":
                         raise
@@ -194,8 +214,8 @@ class Run:
         finally:
             self._profile.end(trainer.step)
             with suppress(ModelDirectoryError):  # already reported
-                if saved is not None:
-                    saved.finish()
+                if self._checkpoints is not None:
+                    self._checkpoints.finish()
 
     def _show_progress(self, step: int) -> None:
         if self.console.shows_progress:
@@ -244,14 +264,14 @@ class Run:
             )
         if step % (self.plan.eval_every or 1) == 0:  # else due only to the end of the run
             self._reduce_rates(step, figures)
-            if step < self._total and self._is_over():
+            if step < self._total and self._reason_to_end():
                 self.trainer.request_stop()
         self._evaluated = (step, figures)
         if self._checkpoints is not None and self._checkpoints.would_be_best(figures):
             self._best_step = step
         for callback in self.plan.calls:
             if isinstance(callback, AfterEvaluation):
-                self._call(callback, "eval", lambda: figures)
+                self.call(callback, "eval", lambda: figures)
 
     def _reduce_rates(self, step: int, figures: Mapping[str, float]) -> None:
         """Passes the metrics to the plateaus, and prints each reduction of a learning rate."""
@@ -271,15 +291,29 @@ class Run:
                 )
 
     def _call_every(self, callback: Callback, step: int) -> None:
-        self._call(callback, "train", self._training_figures)
+        self.call(callback, "train", self._training_figures)
 
-    def _call(
+    def call(
         self, callback: Callback, split: str, figures: Figures, checkpoint: Path | None = None
     ) -> None:
-        """Calls a callback, and logs its figures."""
+        """Calls a callback, checks its changes, and logs its figures.
+
+        Args:
+          callback: The callback.
+          split: The split of its figures and summaries, `train` or `eval`.
+          figures: Returns loss and metrics of the moment.
+          checkpoint: Path of the checkpoint of an `AfterSave`.
+
+        Raises:
+          ConfigError: As `Callback`; or if an `AfterSave` changed a variable or returned figures,
+            or the changes differ between workers.
+        """
         moment = Moment(self.trainer, figures, checkpoint)
         events = self.files.events if self.files is not None and moment.is_chief else None
-        with nullcontext() if events is None else events.summaries(split, moment.step):
+        with (
+            checked_changes(callback, moment, self.plan.holders),
+            nullcontext() if events is None else events.summaries(split, moment.step),
+        ):
             values = callback(moment)
         if values and checkpoint is not None:
             raise ConfigError(
@@ -303,21 +337,19 @@ class Run:
         after = [one for one in self.plan.calls if isinstance(one, AfterSave)]
         if saved and after and (path := self._checkpoints.written()):
             for callback in after:
-                self._call(callback, "train", self._training_figures, path)
+                self.call(callback, "train", self._training_figures, path)
 
-    def _is_over(self) -> bool:
-        """Returns whether evaluations no longer improve, on all workers as on the chief."""
+    def _reason_to_end(self) -> str:
+        """Returns why the run ends early, on all workers as on the chief; "" if it does not."""
         rule = self.plan.early_stopping
         if rule is None:
-            return False
+            return ""
         reason = rule.reason_to_end(self.trainer.history, self.plan.eval_every or 1)
-        if over := bool(self._workers.broadcast(bool(reason))):
-            self.console.line(f"The run ends early at step {self.trainer.step:,}: {reason}.")
-        return over
+        return (reason or rule.metric) if self._workers.broadcast(bool(reason)) else ""
 
     def _stop_as_asked(self, step: int) -> None:
         """Saves and raises TrainingInterrupted, after `Trainer.train` returned early on request."""
-        signal = self.stop.received.name if self.stop and self.stop.received else "request"
+        signal = self.stop.received.name if self.stop.received else "request"
         how = "after saving" if self.files is not None else "without a directory to save to"
         try:
             self._save(step, scheduled=False)
@@ -354,9 +386,9 @@ class Run:
         trainer.restore(trainer.state.skipping_to(end, rewinds + 1))
         if self.files is not None and self._workers.is_chief:
             self.files.json_lines.drop_after(trainer.step)
-        self._evaluated, self._logged, self._best_step = (-1, {}), (-1, {}), -1
+        self._forget()
         trainer.withdraw_stop()  # of evaluations that are made again
-        if self.stop is not None and self.stop.received:
+        if self.stop.received:
             trainer.request_stop()
         self.console.line(
             f"{error}\nThe run rewinds to step {trainer.step:,} and skips the batches {first:,} to "
@@ -411,25 +443,22 @@ class Profile:
           trainer: The trainer.
           report: Prints a line.
         """
-        self._files = files
         self._steps = (-1, -1) if steps is None or files is None else steps
-        self._trainer = trainer
-        self._report = report
-        self._folder: str | None = None  # of the profile in progress
+        self._folder = Path() if files is None else files.directory.path / "profile"
+        workers = Workers(trainer.strategy)
+        if workers.number > 1:
+            self._folder /= f"worker-{workers.index}"
+        self._pace, self._report, self._runs = trainer.pace, report, False
 
     def begin(self, step: int) -> None:
         """Begins the profile if it is due before the next loop."""
-        if self._folder is None and self._files and self._steps[0] <= step < self._steps[1]:
-            workers, folder = (
-                Workers(self._trainer.strategy),
-                self._files.directory.path / "profile",
-            )
-            folder = folder if workers.number == 1 else folder / f"worker-{workers.index}"
-            # TensorFlow names a profile by the second, and would overwrite an earlier one.
-            self._folder, self._trainer.pace.counts = str(folder / f"after-step-{step}"), False
+        if not self._runs and self._steps[0] <= step < self._steps[1]:
             level = 2 if tf.config.get_visible_devices("GPU") else 3  # on CPUs all operations
             options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=level)
-            self._try(tf.profiler.experimental.start, self._folder, options)
+            # TensorFlow names a profile by the second, and would overwrite an earlier one.
+            folder = str(self._folder / f"after-step-{step}")
+            self._runs = self._try(tf.profiler.experimental.start, folder, options)
+            self._pace.counts = not self._runs
 
     def next_step(self, step: int) -> int | None:
         """Returns the next end of the range. The same on all workers, unlike a request."""
@@ -442,16 +471,16 @@ class Profile:
 
     def end(self, step: int) -> None:
         """Writes the profile in progress, if there is one; `step` is the one reached."""
-        folder, self._folder = self._folder, None
-        if folder is not None:
-            self._trainer.pace.counts = True
-            if self._steps[1] > 0:
-                self._try(tf.profiler.experimental.stop)
-                self._report(f"The profile up to step {step:,} is in {folder}, for TensorBoard.")
+        if self._runs and self._try(tf.profiler.experimental.stop):
+            self._report(f"The profile up to step {step:,} is in {self._folder}, for TensorBoard.")
+        self._runs, self._pace.counts = False, True
 
-    def _try(self, call: Callable[..., None], *arguments: object) -> None:
+    def _try(self, call: Callable[..., None], *arguments: object) -> bool:
+        """Returns whether a call succeeded; after a failure there are no further calls."""
         try:
             call(*arguments)
         except (tf.errors.OpError, OSError) as error:
-            self._steps = (-1, -1)  # else the next loop would try again
+            self._steps = (-1, -1)
             self._report(f"There is no profile: {error!s:.200} Training continues.")
+            return False
+        return True

@@ -15,9 +15,9 @@ import tensorflow as tf
 
 from ddl import config
 from ddl.checkpoints.checkpoints import Checkpoints
-from ddl.checkpoints.retention import Retention
+from ddl.checkpoints.directory import Retention
 from ddl.checkpoints.warm_start import WarmStart
-from ddl.choices import LARGEST_STEP, JitCompile, check_positive
+from ddl.choices import LARGEST_STEP, JitCompile, check_count, check_positive
 from ddl.data.conversion import sources_by_name
 from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.communication import Communication
@@ -82,10 +82,8 @@ class RunPlan:
                 f"{self.train_steps} and TRAIN_EPOCHS = {self.train_epochs}. {remedy}"
             )
         for name in ("train_steps", "eval_every", "checkpoint_every", "log_every", "max_rewinds"):
-            value = getattr(self, name)
-            if type(value) is not int and (value is not None or name == "log_every"):
-                raise ConfigError(f"RunPlan.{name} must be an integer, got {value!r:.60}.")
-            check_positive(f"RunPlan.{name}", value)
+            if getattr(self, name) is not None or name in ("log_every", "max_rewinds"):
+                check_count(f"RunPlan.{name}", getattr(self, name))
         check_positive("RunPlan.train_epochs", self.train_epochs)
         if (self.train_steps or 0) > LARGEST_STEP:
             raise ConfigError(
@@ -104,6 +102,11 @@ class RunPlan:
     def calls(self) -> tuple[Callback, ...]:
         """The callbacks, without an `EarlyStopping`."""
         return tuple(one for one in self.callbacks if isinstance(one, Callback))
+
+    @property
+    def holders(self) -> list[object]:
+        """The objects of the callbacks whose variables checkpoints hold, each once."""
+        return list({id(x.holder): x.holder for x in self.calls if x.holder is not None}.values())
 
     @property
     def early_stopping(self) -> EarlyStopping | None:
@@ -318,14 +321,12 @@ class Files:
     ) -> "Files":
         """Returns the files of a run in a directory. Creates nothing on disk."""
         json_lines = JsonLinesWriter(directory.metrics, report)
-        calls = () if run_plan is None else run_plan.calls
-        holders = {id(one.holder): one.holder for one in calls if one.holder is not None}
         checkpoints = Checkpoints(
             directory.checkpoints,
             trainer,
-            None if run_plan is None else run_plan.retention,
-            report=report,
+            Retention() if run_plan is None else run_plan.retention,
+            report,
             before_write=json_lines.sync,
-            callbacks=[*holders.values()],
+            callbacks=[] if run_plan is None else run_plan.holders,
         )
         return cls(directory, json_lines, TensorBoardWriter(directory.path, report), checkpoints)

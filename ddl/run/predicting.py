@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from ddl.checkpoints.durable_files import sync, write_atomically
+from ddl.checkpoints.directory import naming, sync, write_atomically
 from ddl.choices import PREDICTIONS
 from ddl.data.conversion import as_source
 from ddl.data.pipeline import BatchPipeline
@@ -24,7 +24,7 @@ from ddl.data.source import Source
 from ddl.data.stream import Stream
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, DataError, ModelDirectoryError, TrainingInterrupted, either
-from ddl.run.directory import lock_folder, naming
+from ddl.run.directory import lock_folder
 from ddl.signals import StopSignals
 from ddl.tasks.parts import copies_of, layers_of, own_variables_of
 from ddl.training.trainer import Trainer

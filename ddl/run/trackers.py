@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from ddl.checkpoints.durable_files import write_atomically
+from ddl.checkpoints.directory import write_atomically
 from ddl.errors import ConfigError, TrainingInterrupted, installing
 from ddl.run.directory import RunDirectory
 from ddl.user_code import message_of

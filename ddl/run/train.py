@@ -1,27 +1,35 @@
 """One run from a config: build → train, evaluate, export or predict."""
 
+import math
 import resource
 from collections.abc import Sequence
 from functools import partial
 from tempfile import TemporaryDirectory
 
+import keras
+import numpy as np
 import tensorflow as tf
 
 from ddl import config
 from ddl.choices import Mode
+from ddl.data.pipeline import BatchPipeline
+from ddl.distribution.devices import describe_devices
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, DdlError
-from ddl.run.callbacks import AfterEvaluation, AfterSave, Moment
+from ddl.optimizers.groups import ONLY, by_name, frozen_until
+from ddl.optimizers.learning_rate import LearningRate, learning_rate_at
+from ddl.optimizers.plateau import plateau_of
+from ddl.run.callbacks import AfterEvaluation, AfterSave
 from ddl.run.comparing import check_same_on_all, compare_with_saved_config
-from ddl.run.console import RunConsole, format_figures
 from ddl.run.directory import RunDirectory
-from ddl.run.from_checkpoints import evaluate_restored, export, follow, restore
+from ddl.run.from_checkpoints import evaluate_restored, export, exported_models, follow
 from ddl.run.loop import Run, check_profile, warm_start
 from ddl.run.plan import Files, Placement, RunPlan, build
 from ddl.run.predicting import check_predicts, predict
-from ddl.run.summary import summary
-from ddl.signals import StopSignals
+from ddl.run.writers import RunConsole
+from ddl.tasks.parts import models_of
+from ddl.training.progress import format_figures
 from ddl.training.trainer import Trainer
 
 
@@ -76,6 +84,7 @@ def run(
     check_same_on_all(workers, flags)
     console.line("Building data, model and optimizer.")
     run_plan, trainer = build(placement, workers, directory)
+    exported_models(trainer)
     trains = mode in ("train", "train_and_eval")
     evaluates = mode != "train" and trainer.has_eval_data
     total = run_plan.total_steps(trainer.steps_per_epoch)
@@ -101,18 +110,17 @@ def run(
 
     # ------------------------------------------------------------------ train
     if trains:
-        with StopSignals(trainer.request_stop) as stop:
-            Run(trainer, run_plan, files, console, evaluates, stop, profile).train(
-                compare=partial(compare_with_saved_config, directory, trainer, console.line),
-                opened=partial(_write_configs, directory),
-            )
+        Run(trainer, run_plan, files, console, evaluates, profile).train(
+            compare=partial(compare_with_saved_config, directory, trainer, console.line),
+            opened=partial(_write_configs, directory),
+        )
         return
 
     # ------------------------------------------------------------------ evaluate, export, predict
     if follow_timeout is not None:
         follow(trainer, files, follow_timeout, total, console)
         return
-    saved = restore(trainer, files.checkpoints, checkpoint)
+    saved = files.checkpoints.restore_model(checkpoint)
     console.line(f"Restored step {trainer.step:,} from {saved}.")
     if mode == "eval":
         evaluate_restored(trainer, files, console)
@@ -152,21 +160,19 @@ def try_all(trainer: Trainer, run_plan: RunPlan, evaluates: bool, console: RunCo
     with TemporaryDirectory(prefix="ddl-dry-run-") as folder:
         directory = RunDirectory(folder)
         files = Files.of(directory, trainer, run_plan, console.line)
+        run, checkpoints = Run(trainer, run_plan, files, console, evaluates), files.checkpoints
         for writer in (files.json_lines, files.events):
             writer.write(trainer.step, trainer.epoch_at(trainer.step), "train", made)
-        checkpoints = files.checkpoints
         for callback in run_plan.calls:
             if not isinstance(callback, AfterSave):
                 figures = evaluated if isinstance(callback, AfterEvaluation) else made
-                with files.events.summaries("train", trainer.step):
-                    callback(Moment(trainer, dict(figures).copy))
+                run.call(callback, "train", dict(figures).copy)
         checkpoints.check()
         checkpoints.save()
         path = checkpoints.written()
         for callback in run_plan.calls:
             if isinstance(callback, AfterSave):
-                with files.events.summaries("train", trainer.step):
-                    callback(Moment(trainer, dict(made).copy, path))
+                run.call(callback, "train", dict(made).copy, path)
         checkpoints.finish()
         files.events.close()
         if workers.number == 1 and not traits_of(trainer.strategy).asynchronous:
@@ -184,3 +190,105 @@ def _peak_memory() -> str:
         name = gpu.name.removeprefix("/device:")
         peaks[name] = tf.config.experimental.get_memory_info(name)["peak"]
     return ", ".join(f"{name} {peak / 2**20:,.0f} MiB" for name, peak in peaks.items())
+
+
+def summary(trainer: Trainer, total: int) -> dict[str, str]:
+    """Returns the start-up summary of a run as texts by name.
+
+    Args:
+      trainer: The trainer of the run.
+      total: Length of the run in steps.
+
+    Raises:
+      ConfigError: If a learning rate is unusable, or a parameter group stays frozen.
+    """
+    replicas, steps_per_epoch = trainer.strategy.num_replicas_in_sync, trainer.steps_per_epoch
+    models = [
+        f"{model.name}, {sum(int(np.prod(v.shape)) for v in model.trainable_variables):,} "
+        "trainable parameters"
+        for model in models_of(trainer.task).values()
+    ]
+    sources = trainer.pipelines.items()
+    epochs = f" ({total / steps_per_epoch:.1f} epochs)" if steps_per_epoch else ""
+    note = traits_of(trainer.strategy).note
+    return {
+        **({"strategy": note} if note else {}),
+        "devices": f"{describe_devices(trainer.strategy)}, {type(trainer.strategy).__name__}",
+        "replicas": str(replicas),
+        "global batch size": "; ".join(
+            f"{n} {_batch(one, replicas)}".strip() for n, one in sources
+        ),
+        "precision": keras.config.dtype_policy().name,
+        "model": ", ".join(models),
+        "training data": "; ".join(f"{name} {_examples(one)}".strip() for name, one in sources),
+        "steps": f"{total:,}{epochs}",
+        **_learning_rates(trainer, total),
+        "seed": str(config.get_macro("SEED")),
+    }
+
+
+def _examples(pipeline: BatchPipeline) -> str:
+    if pipeline.num_examples is None:
+        return "examples without a known end"
+    return f"{pipeline.num_examples:,} examples, {pipeline.steps_per_epoch:,} steps per epoch"
+
+
+def _batch(pipeline: BatchPipeline, replicas: int) -> str:
+    """Describes how the batches of an update are divided."""
+    size, each = pipeline.global_batch_size, pipeline.microbatches
+    several = f"{pipeline.batches_per_update} × " if pipeline.batches_per_update > 1 else ""
+    if replicas * each == 1:
+        return f"{several}{size:,}"
+    microbatches = f" × {each} microbatches" if each > 1 else ""
+    return (
+        f"{several}{size:,} = {replicas} replicas{microbatches} × {size // replicas // each:,}, "
+        f"{size // replicas:,} per replica"
+    )
+
+
+def _learning_rates(trainer: Trainer, total: int) -> dict[str, str]:
+    """Describes the learning rate of each optimizer; refuses one that is unusable."""
+    described: dict[str, str] = {}
+    frozen = frozen_until(trainer.optimizer)
+    for name, optimizer in by_name(trainer.optimizer).items():
+        if (first := frozen[name]) >= total > 0:
+            raise ConfigError(
+                f"The parameter group {name!r} is frozen until step {first:,}, but the run ends at "
+                f"step {total:,}, so it would never be trained. Lower Group.frozen_until, train "
+                "longer, or freeze its layers with trainable = False."
+            )
+        texts = _learning_rate(optimizer, (total - first) * (trainer.updates_per_step[name] or 1))
+        of = "" if name == ONLY else f" ({name})"
+        described |= {f"{what}{of}": text for what, text in texts.items()}
+    return described
+
+
+def _learning_rate(optimizer: keras.optimizers.Optimizer, steps: int) -> dict[str, str]:
+    """Describes a learning rate over a run; refuses one that is unusable at a sampled step."""
+    plateau = plateau_of(optimizer)
+    schedule = plateau.schedule if plateau else optimizer._learning_rate
+    sampled = {round(place * max(steps - 1, 0) / 20) for place in range(21)}
+    description = {}
+    if isinstance(schedule, LearningRate):
+        if schedule.warmup_steps >= steps:
+            raise ConfigError(
+                f"The warm-up must be shorter than the run of {steps:,} updates, got "
+                f"{schedule.warmup_steps:,} warm-up updates. Lower WARMUP_STEPS or WARMUP_EPOCHS, "
+                "or train longer."
+            )
+        sampled.add(schedule.warmup_steps)
+        description = schedule.description()
+    if plateau is not None:
+        description["on a plateau"] = plateau.description()
+    rates = {step: learning_rate_at(optimizer, step) for step in sorted(sampled)}
+    for step, rate in rates.items():
+        if not 0 <= rate < math.inf:
+            raise ConfigError(
+                f"The learning rate must be finite and at least 0, got {rate:g} at update {step:,}."
+                " Check LEARNING_RATE and the arguments of the schedule."
+            )
+    peak, last = max(rates.values()), rates[max(steps - 1, 0)]
+    if not peak > 0:
+        raise ConfigError("The learning rate is 0 at each update, got 0. Raise LEARNING_RATE.")
+    end = f", {last:.6g} at the end" if last != peak else ""
+    return {"learning rate": f"{peak:.6g} at its peak{end}", **description}

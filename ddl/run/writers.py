@@ -1,23 +1,29 @@
-"""Writers of the figures of a run: lines of JSON, and TensorBoard's event files."""
+"""Writers of the figures of a run: lines of JSON, TensorBoard's event files, the console."""
 
+import fcntl
 import json
 import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
 import tensorflow as tf
 from absl import logging
+from rich.console import Console
+from rich.text import Text
 from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
-from ddl.checkpoints.durable_files import sync, write_atomically
+from ddl.checkpoints.directory import naming, write_atomically
 from ddl.errors import ModelDirectoryError
 from ddl.figures import EXAMPLES_PER_SECOND, is_measured
-from ddl.run.directory import RunDirectory, naming
+from ddl.output import printable
+from ddl.run.directory import RunDirectory
+from ddl.training.progress import Bar, format_figures, open_bar, open_console
 
 _SESSION = ".hparams"  # suffix of the event files of the HParams tab
 
@@ -78,16 +84,16 @@ class JsonLinesWriter:
                 )
             yield json.loads(line)
 
-    def drop_after(self, last_step: int) -> None:
+    def drop_after(self, last_step: float) -> None:
         """Drops the lines of steps after `last_step`, which the run repeats, and a cut-off line.
 
         Raises:
           ModelDirectoryError: As `rows`, or if the file cannot be written; the file then keeps its
             whole lines.
         """
-        with self._lock, naming(str(self._path)):
+        with self._locked():
             self._waiting = [x for x in self._waiting if json.loads(x)["step"] <= last_step]
-            content = self._path.read_bytes() if self._path.exists() else b""
+            content = self._path.read_bytes()
             last = content.rpartition(b"\n")[2]
             whole = content + b"\n" if _is_whole(last) else content[: len(content) - len(last)]
             if last and not _is_whole(last):
@@ -95,6 +101,19 @@ class JsonLinesWriter:
             kept = [row for row in self.rows(whole) if row["step"] <= last_step]
             if last or len(kept) < whole.count(b"\n"):
                 write_atomically(self._path, (f"{json.dumps(row)}\n".encode() for row in kept))
+
+    @contextmanager
+    def _locked(self) -> Iterator[FileIO]:
+        """Opens the file to append, which no other thread or process changes meanwhile."""
+        with self._lock, naming(str(self._path)):
+            while True:
+                with self._path.open("ab", buffering=0) as file:
+                    with suppress(OSError):  # some network file systems have no locks
+                        fcntl.flock(file, fcntl.LOCK_EX)
+                    # Another process may have replaced the file before this one had the lock.
+                    if os.path.samefile(self._path, file.fileno()):
+                        yield file
+                        return
 
     def write(self, step: int, epoch: float, split: str, values: Mapping[str, float]) -> None:
         """Appends metrics as a line; see `Writer`. Reports the first failed write."""
@@ -114,19 +133,19 @@ class JsonLinesWriter:
         Raises:
           ModelDirectoryError: If a line cannot be written.
         """
-        with self._lock, naming(str(self._path)):
-            if self._waiting:
-                with self._path.open("ab", buffering=0) as file:
-                    start, text = file.tell(), "".join(self._waiting).encode()
-                    try:
-                        if file.write(text) != len(text):
-                            raise OSError("only a part of a line was written")
-                    except OSError:
-                        file.truncate(start)
-                        raise
-                self._waiting = []
-            if to_disk and self._path.exists():
-                sync(self._path)
+        if not self._waiting and not (to_disk and self._path.exists()):
+            return
+        with self._locked() as file:
+            start, lines = os.fstat(file.fileno()).st_size, "".join(self._waiting).encode()
+            try:
+                if file.write(lines) != len(lines):
+                    raise OSError("only a part of a line was written")
+            except OSError:
+                file.truncate(start)
+                raise
+            self._waiting = []
+            if to_disk:
+                os.fsync(file.fileno())
 
 
 def _is_whole(line: bytes) -> bool:
@@ -226,3 +245,57 @@ class TensorBoardWriter:
             with self._reporting(split):
                 writer.close()
         self._writers = {}
+
+
+class RunConsole:
+    """The console of a run: a line per log, and a progress bar on a terminal or in a notebook.
+
+    Output that fails never ends a run (`ddl.output`), and a name is never read as markup or as a
+    control sequence of the terminal.
+    """
+
+    def __init__(self, console: Console | None = None, shows: bool = True):
+        """Opens the console.
+
+        Args:
+          console: Console to print on; None makes one on standard output.
+          shows: Whether the console on standard output prints anything.
+        """
+        self._console = console or open_console(shows)
+        self._bar: Bar | None = None
+
+    def summary(self, rows: Mapping[str, str]) -> None:
+        """Prints names and texts as lines."""
+        for name, text in rows.items():
+            self.line(f"{name}: {text}")
+
+    def line(self, text: str) -> None:
+        """Prints a text, above the progress bar if there is one.
+
+        On a terminal it is wrapped between words; elsewhere each line stays whole.
+        """
+        self._console.print(Text(printable(text)), soft_wrap=not self._console.is_terminal)
+
+    def start(self, step: int, total: int) -> None:
+        """Shows the progress bar from `step` to `total`, on a terminal or in a notebook."""
+        self._bar = open_bar(self._console, step, total)
+
+    @property
+    def shows_progress(self) -> bool:
+        """Whether a progress bar is shown."""
+        return self._bar is not None
+
+    def advance(self, step: int, figures: Mapping[str, float]) -> None:
+        """Updates the progress bar, if there is one."""
+        if self._bar is not None:
+            self._bar.advance(step, figures)
+
+    def write(self, step: int, epoch: float, split: str, values: Mapping[str, float]) -> None:
+        """Prints metrics as a line; see `Writer`."""
+        self.line(f"step {step:,} · epoch {epoch:.2f} · {split} · {format_figures(values)}")
+
+    def close(self) -> None:
+        """Stops the progress bar and leaves it on the screen."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import ddl
 from ddl.checkpoints.checkpoints import Checkpoints
-from ddl.checkpoints.retention import Retention
+from ddl.checkpoints.directory import Retention
 from ddl.errors import ConfigError, ModelDirectoryError
 from tests.conftest import make_strategy, save
 from tests.training.test_trainer import DATA, make_trainer, weights_and_slots

@@ -1,7 +1,6 @@
 import pytest
 
-from ddl.checkpoints.directory import Metadata, SavedCheckpoint
-from ddl.checkpoints.retention import Retention
+from ddl.checkpoints.directory import Metadata, Retention, SavedCheckpoint
 from ddl.errors import ConfigError
 
 

@@ -4,7 +4,8 @@ import re
 import pytest
 from rich.console import Console
 
-from ddl.run.console import RunConsole, format_figures
+from ddl.run.writers import RunConsole
+from ddl.training.progress import format_figures
 
 
 def plain() -> tuple[RunConsole, io.StringIO]:

@@ -8,10 +8,10 @@ import pytest
 
 import ddl
 from ddl.errors import ConfigError, ModelDirectoryError, NotReady
-from ddl.run.console import RunConsole
 from ddl.run.directory import RunDirectory
 from ddl.run.from_checkpoints import follow
 from ddl.run.plan import Files
+from ddl.run.writers import RunConsole
 from tests.run.small import fit, lines, make_trainer
 from tests.run.test_train import DIGITS_MLP, run
 
