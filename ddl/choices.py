@@ -27,9 +27,6 @@ CLUSTERS: tuple[str, ...] = get_args(ClusterName)
 
 PREDICTIONS = (".jsonl", ".npz")
 
-LARGEST_STEP = 2**53
-"""Largest step that a schedule, which computes in float64, tells from the next one."""
-
 
 def check_positive(name: str, value: float | None) -> None:
     """Raises ConfigError unless a number is above 0; None passes."""

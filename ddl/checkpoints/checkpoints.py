@@ -226,7 +226,7 @@ class Checkpoints:
         Training can continue from there. Returns, raises and is called as `restore_latest`; None if
         no checkpoint was evaluated.
         """
-        return self._restore(lambda: (best := self.best()) and self._readable(best))
+        return self._restore(lambda: (best := self.best()) and self._readable(best.step))
 
     def restore_model(self, checkpoint: str | int = "latest") -> SavedCheckpoint:
         """Restores weights, averages, step and data position, for evaluation or export.
@@ -248,34 +248,31 @@ class Checkpoints:
             `best`.
         """
         found = self._agreed(lambda: self._find(checkpoint))
-        if found is None:
-            self._workers.barrier()
-            raise ModelDirectoryError(
-                f"There is no checkpoint in {self.folder}. Train first, or pass another "
-                "--model_dir."
-            )
+        assert found is not None  # else `_find` raises
         averages = () if self.trainer.averages is None else ("averages/",)
         with self._workers.failing_together():
             self._assign(found, ("model/", "task/", "state/step", "state/batches", *averages))
         return found
 
-    def _find(self, checkpoint: str | int) -> SavedCheckpoint | None:
-        """Returns the requested checkpoint; None if there is none at all."""
-        if checkpoint == "latest":
-            return self._directory.newest(self.report)
+    def _find(self, checkpoint: str | int) -> SavedCheckpoint:
+        """Returns the requested checkpoint."""
+        steps = [each.step for each in self.saved()]
         if checkpoint == "best" and self.retention.best_metric is None:
             raise ConfigError(
                 "--checkpoint=best requires Retention.best_metric, got None. Set it, such as to "
                 "'accuracy', for the training and for this command."
             )
-        by_step = {each.step: each for each in self.saved()}
-        found = self.best() if checkpoint == "best" else by_step.get(int(checkpoint))
-        if by_step and found is None:
+        if checkpoint == "latest":
+            found = self._directory.newest(self.report)
+        else:
+            best = self.best().step if checkpoint == "best" and self.best() else checkpoint
+            found = self._readable(best) if best in steps else None
+        if found is None:
             raise ModelDirectoryError(
-                f"There is no checkpoint {checkpoint} in {self.folder}. Pass one of the steps "
-                f"{', '.join(map(str, by_step))}, or latest."
+                f"There is no checkpoint {checkpoint} in {self.folder}. Pass another --model_dir, "
+                f"or one of the steps that it has: {contents.some([*map(str, steps)]) or 'none'}."
             )
-        return found and self._readable(found)
+        return found
 
     def _newest(self, scheduled: bool = False) -> SavedCheckpoint | None:
         """Finds the newest readable checkpoint, and cleans up after a kill."""
@@ -286,8 +283,8 @@ class Checkpoints:
             self._directory.remove(x for x in self._directory.saved() if x.step > saved.step)
         return saved
 
-    def _readable(self, saved: SavedCheckpoint) -> SavedCheckpoint:
-        if damage := self._directory.damage_of(saved):
+    def _readable(self, step: int) -> SavedCheckpoint:
+        if damage := self._directory.damage_of(saved := self._directory.at(step)):
             raise ModelDirectoryError(
                 f"{saved} cannot be read: {damage}. Pass another --checkpoint. All workers need "
                 "the files of the chief's --model_dir."
@@ -305,7 +302,7 @@ class Checkpoints:
         if step < 0:
             return None
         with self._workers.failing_together():
-            saved = saved or self._readable(self._directory.at(step))
+            saved = saved or self._readable(step)
         digests = self._workers.gather(np.array([float(zlib.crc32(saved.text.encode()))]))[:, 0]
         for worker in np.flatnonzero(digests != digests[0])[:1]:
             self._workers.barrier()
@@ -324,8 +321,8 @@ class Checkpoints:
             return None
         keeps = keeps and self._is_at(saved)
         with self._workers.failing_together():
-            _check_position(saved, self.trainer)
-            self._assign(saved, ("callbacks/",) if keeps else ("",))
+            of_data = _position_differs(saved, self.trainer)
+            self._assign(saved, ("callbacks/",) if keeps else ("",), of_data)
         if not keeps:
             _HELD[self.trainer] = saved.text
         pace = self.trainer.pace
@@ -343,11 +340,12 @@ class Checkpoints:
             is_at = False
         return not self._workers.any(not is_at)
 
-    def _assign(self, saved: SavedCheckpoint, parts: tuple[str, ...]) -> None:
-        """Assigns the values whose keys begin with one of `parts`; none if one does not fit."""
+    def _assign(self, saved: SavedCheckpoint, parts: tuple[str, ...], failure: str = "") -> None:
+        """Assigns the values whose keys begin with one of `parts`; none if there is a failure."""
         values = [value for value in self._values_now() if value.key.startswith(parts)]
         there = {k: e for k, e in saved.metadata.values.items() if k.startswith(parts)}
-        failure, state = contents.differences(there, {v.key: v.entry for v in values}), {}
+        failure = failure or contents.differences(there, {v.key: v.entry for v in values})
+        state: dict[str, tf.Tensor] = {}
         try:
             if not failure:
                 with reading(saved.prefix) as reader:
@@ -356,8 +354,9 @@ class Checkpoints:
             failure = error.message
         if failure:
             raise ModelDirectoryError(
-                f"{saved} cannot be restored into this model and optimizer: {failure}. Pass the "
-                "config and the callbacks of the run that saved it, or another --model_dir."
+                f"{saved} cannot be restored into this model and optimizer: {failure}. Pass "
+                "config, data and callbacks of the run that saved it, or another --model_dir, "
+                "perhaps with these weights (WarmStart)."
             )
         for layer in layers_of(self.trainer.task):
             if isinstance(layer, keras.layers.Normalization) and layer.built:
@@ -378,13 +377,8 @@ def _position_of(trainer: Trainer) -> dict[str, int | None]:
     return found
 
 
-def _check_position(saved: SavedCheckpoint, trainer: Trainer) -> None:
-    """Raises ModelDirectoryError if steps or data positions mean something else here."""
+def _position_differs(saved: SavedCheckpoint, trainer: Trainer) -> str:
+    """Returns how steps or data positions mean something else here; "" if they do not."""
     was, now = saved.metadata.position, _position_of(trainer)
-    for label in {**was, **now}:
-        if was.get(label) != now.get(label):
-            raise ModelDirectoryError(
-                f"The {label} must be {was.get(label)}, as in the run that saved {saved}, got "
-                f"{now.get(label)}: the position in the data depends on it. Keep it, or start a "
-                "new run from these weights (WarmStart) in another --model_dir."
-            )
+    changed = [label for label in {**was, **now} if was.get(label) != now.get(label)]
+    return contents.some([f"the {x} is {now.get(x)}, expected {was.get(x)}" for x in changed], 3)

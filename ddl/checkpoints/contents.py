@@ -62,23 +62,22 @@ def values_of(trainer: Trainer, callbacks: Sequence[object] = ()) -> list[Value]
 
     The order is that in which Keras tracks variables, and that of attributes, lists and dicts.
     """
-    # `task` is what the task holds beside its models.
-    parts = ("model", "task", "averages", "optimizer", "callbacks")
-    found: dict[str, list[tuple[str, tf.Variable]]] = {part: [] for part in parts}
+    found: dict[str, list[tuple[str, tf.Variable]]] = {"model": [], "averages": [], "optimizer": []}
     for name, optimizer in by_name(trainer.optimizer).items():
         found["optimizer"] += [(f"{name}/{v.path}", v.value) for v in optimizer.variables]
         if (plateau := plateau_of(optimizer)) is not None:
             found["optimizer"] += [(f"{name}/{key}", v) for key, v in plateau.state.items()]
-    seen = {id(variable) for _, variable in found["optimizer"]}
+    if trainer.averages is not None:
+        found["averages"] = [(_name(average), average) for average in trainer.averages.variables]
+    seen = {id(variable) for part in found.values() for _, variable in part}
     for name, model in models_of(trainer.task).items():
         before = "" if name == "model" else f"{name}/"
         found["model"] += [(f"{before}{p}", v) for p, v in _within(model.variables, "", seen)]
-    if trainer.averages is not None:
-        found["averages"] = [(_name(average), average) for average in trainer.averages.variables]
-    seen |= {id(variable) for _, variable in found["averages"]}
-    found["task"] += _within([layers_of(trainer.task), attributes_of(trainer.task)], "", seen)
-    for callback in callbacks:
-        found["callbacks"] += _within(attributes_of(callback), type(callback).__name__, seen)
+    others = [layers_of(trainer.task), attributes_of(trainer.task)]
+    found["task"] = [*_within(others, "", seen)]  # what it holds beside its models
+    found["callbacks"] = []
+    for one in callbacks:
+        found["callbacks"] += _within(attributes_of(one), type(one).__name__, seen)
     slots = {} if trainer.sharding is None else trainer.sharding.slots
     wholes = {id(slot.variable.value): slot.shape for slot in slots.values()}
     return [
@@ -149,10 +148,9 @@ def check_covers(
         found = _within(attributes_of(callback), type(callback).__name__, set())
         if lost := [path for path, v in found if id(copies_of(v)[0].handle) not in held]:
             raise ConfigError(
-                f"The callback {type(callback).__name__} has the variables {some(lost)}, which no "
-                "checkpoint holds: they were made after the run began. Make each tf.Variable in "
-                "__init__ and keep it in an attribute, a list or a dict; build a model there, with "
-                "model.build(shape); and call optimizer.build(variables)."
+                f"The callback {type(callback).__name__} made the variables {some(lost)} after the "
+                "run began, so no checkpoint holds them. Make each variable in __init__, build "
+                "models and optimizers there, and keep all in attributes, lists or dicts."
             )
 
 

@@ -314,12 +314,8 @@ def naming(what: str) -> Iterator[None]:
         ) from error
 
 
-def write_atomically(path: Path, content: str | bytes | Iterable[bytes]) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Replaces a file's content atomically: a crash leaves the old content or the new one.
-
-    Args:
-      path: The file.
-      content: The new content; it may come in parts, so that the memory need not hold all.
 
     Raises:
       OSError: If the content cannot be written; the old content then stays. Or if the folder
@@ -329,10 +325,7 @@ def write_atomically(path: Path, content: str | bytes | Iterable[bytes]) -> None
     try:
         partial.unlink(missing_ok=True)  # left by a crash, or a link that somebody planted
         with partial.open("xb") as file:
-            if isinstance(content, str):
-                content = content.encode()
-            for part in [content] if isinstance(content, bytes) else content:
-                file.write(part)
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)

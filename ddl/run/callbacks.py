@@ -99,7 +99,7 @@ class Callback:
 
         Raises:
           ConfigError: If it returned something else than None or numbers by name, a figure has the
-            name of one of the run's own, or the function trained.
+            name of one of the run's own, an `AfterSave` returned any, or the function trained.
         """
         trainer = moment.trainer
         with trainer.busy():
@@ -110,6 +110,8 @@ class Callback:
             fault = next((f"the name {n!r}" for n in figures if n in own or is_reserved(n)), "")
         except (TypeError, ValueError):
             fault = f"{returned!r:.60}"
+        if returned and moment.checkpoint is not None:
+            fault = "figures of an AfterSave, which a killed run would lose"
         if fault:
             raise ConfigError(
                 f"{definition_of(self.function)} must return None, or a dict from names that the "

@@ -42,10 +42,9 @@ class RunDirectory:
         self.export = self.path / "export"
         self._name = f"--model_dir={path}"
         self._lock: int | None = None
-        existing, fault = self.path, ""
+        fault = ""
         with naming(self._name):
-            while not existing.exists() and existing != existing.parent:
-                existing = existing.parent
+            existing = next(path for path in (self.path, *self.path.parents) if path.exists())
         if "://" in str(path):
             fault = "a URL is no local path. Mount it"
         elif not existing.is_dir():
@@ -118,10 +117,8 @@ def lock_folder(path: Path, name: str) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise NotReady(
-            f"{name}: another process is writing to {path}. Wait until it ends, or pass another "
-            "name."
-        ) from None
+        what = f"{name}: another process is writing to {path}"
+        raise NotReady(f"{what}. Wait until it ends, or pass another name.") from None
     except OSError:
         pass  # some network file systems have no locks
     return descriptor

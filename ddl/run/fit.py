@@ -90,16 +90,12 @@ def fit(
       TrainingInterrupted: On SIGTERM, as on SIGINT; on a signal to another worker too.
     """
     if not isinstance(trainer, Trainer):
-        raise ConfigError(
-            f"fit needs a ddl.Trainer, got {type(trainer).__name__}. Write ddl.fit(ddl.Trainer(…), "
-            "train_epochs=5)."
-        )
+        raise ConfigError(f"fit needs a ddl.Trainer, got {type(trainer).__name__}.")
     if train_epochs is not None and train_steps is None:
         trainer.count_examples()
     every = trainer.steps_per_epoch or _LOG_EVERY
-    evaluates = trainer.has_eval_data
     if eval_every == "epoch":
-        eval_every = every if evaluates else None
+        eval_every = every if trainer.has_eval_data else None
     run_plan = RunPlan(
         train_steps=train_steps,
         train_epochs=train_epochs,
@@ -117,10 +113,10 @@ def fit(
     needs = profile or restore_best or on_divergence == "rewind" or run_plan.retention.every
     if model_dir is None and needs:
         raise ConfigError(
-            "restore_best, profile, on_divergence='rewind' and retention.every need a directory to "
-            "write to. Pass model_dir, such as 'runs/digits'."
+            "restore_best, profile, on_divergence='rewind' and retention.every need a directory: "
+            "pass model_dir."
         )
-    run_plan.check(trainer, evaluates)
+    run_plan.check(trainer, trainer.has_eval_data)
     workers = Workers(trainer.strategy)
     console = RunConsole(shows=progress and workers.is_chief)
     files, compare, opened = None, None, None
@@ -133,7 +129,7 @@ def fit(
             opened = partial(directory.write, directory.arguments, json.dumps(given, indent=1))
         else:
             compare = partial(_check_same_run, files, trainer)
-    run = Run(trainer, run_plan, files, console, evaluates, profile)
+    run = Run(trainer, run_plan, files, console, trainer.has_eval_data, profile)
     if note := traits_of(trainer.strategy).note:
         console.line(note)
     message = "A signal arrived when the run had ended, so no update is lost."
@@ -164,11 +160,10 @@ def _restore_best(files: Files, trainer: Trainer, console: RunConsole) -> None:
 def _with_best(run_plan: RunPlan, restore_best: bool) -> Retention:
     """Returns the retention with the metric of an `EarlyStopping`, if it has none."""
     retention, rule = run_plan.retention, run_plan.early_stopping
-    if retention.best_metric is None and rule is not None:
-        return replace(retention, best_metric=rule.metric, best_mode=rule.mode)
-    if retention.best_metric is None and restore_best:
-        return replace(retention, best_metric="loss")
-    return retention
+    if retention.best_metric is not None or not (rule or restore_best):
+        return retention
+    rule = rule or EarlyStopping("loss")
+    return replace(retention, best_metric=rule.metric, best_mode=rule.mode)
 
 
 def _check_same_run(files: Files, trainer: Trainer) -> None:
@@ -176,7 +171,7 @@ def _check_same_run(files: Files, trainer: Trainer) -> None:
     saved = [each.step for each in files.checkpoints.saved()]
     if trainer.step not in saved:
         raise ModelDirectoryError(
-            f"model_dir={files.directory.path} holds a run with checkpoints up to step "
-            f"{saved[-1]:,}, but the trainer has made {trainer.step:,} updates, which resuming "
-            "would drop. Create a new Trainer to resume the run, or pass another model_dir."
+            f"The trainer has made {trainer.step:,} updates, which resuming the run of "
+            f"{files.directory.path} from step {saved[-1]:,} would drop. Create a new Trainer, or "
+            "pass another model_dir."
         )

@@ -53,8 +53,8 @@ def load(
     directory = RunDirectory(model_dir)
     if not directory.operative_config.exists():
         raise ModelDirectoryError(
-            f"{directory.operative_config} does not exist: ddl.load reads the config of a run of "
-            "ddl.main. For a run of ddl.fit, make the Trainer and pass it to ddl.evaluate."
+            f"{directory.operative_config} does not exist: ddl.load needs a run of ddl.main. For a "
+            "run of ddl.fit, make the Trainer and pass it to ddl.evaluate."
         )
     config.load([str(directory.operative_config)])
     placement = Placement(strategy or tf.distribute.get_strategy())
@@ -140,7 +140,8 @@ def follow(trainer: Trainer, files: Files, timeout: float, total: int, console: 
     seen: set[_Version] = set()
     step, failure, deadline = -1, "", time.monotonic() + timeout
     while step < total:
-        found = checkpoints.saved()[-1:] if workers.is_chief else []
+        with workers.failing_together():
+            found = checkpoints.saved()[-1:] if workers.is_chief else []
         version = _version(found[0]) if found else ()
         if workers.broadcast(version not in {(), *seen}):
             try:
@@ -209,8 +210,8 @@ def export(trainer: Trainer, directory: str | os.PathLike[str]) -> list[Path]:
     models = exported_models(trainer) or models_of(trainer.task)
     if not models:
         raise ConfigError(
-            f"{type(trainer.task).__name__} has no model to export: neither `model` nor a Keras "
-            "model in an attribute. Give it exported_models, a dict from name to model."
+            f"{type(trainer.task).__name__} has no model to export. Keep it in an attribute, or "
+            "give the task exported_models, a dict from name to model."
         )
     folder, single = Path(directory), {*models} == {"model"}
     with trainer.evaluation_weights():

@@ -117,13 +117,12 @@ class Run:
                         if compare is not None and files.checkpoints.saved():
                             compare()
             self._restore()
+            is_at = f"The run has reached step {trainer.step:,} of {self._total:,}"
             if trainer.step >= self._total:
-                self.console.line(
-                    f"The run has reached step {trainer.step:,} of {self._total:,}. {remedy}"
-                )
+                self.console.line(f"{is_at}. {remedy}")
                 return
             if reason := self._reason_to_end():
-                self.console.line(f"The run ended early at step {trainer.step:,}: {reason}.")
+                self.console.line(f"{is_at} and ended early: {reason}.")
                 return
             trainer.trace()
             # ---------------------------------------------------------- open the files
@@ -218,9 +217,10 @@ class Run:
                     self._checkpoints.finish()
 
     def _show_progress(self, step: int) -> None:
-        if self.console.shows_progress:
-            speed = self._speed(self.trainer.pace.steps_per_second)
-            self.console.advance(step, self.trainer.peek_metrics() | speed)
+        self.console.advance(step, self._progress)
+
+    def _progress(self) -> dict[str, float]:
+        return self.trainer.peek_metrics() | self._speed(self.trainer.pace.steps_per_second)
 
     def _log(self, step: int) -> None:
         trainer = self.trainer
@@ -305,8 +305,7 @@ class Run:
           checkpoint: Path of the checkpoint of an `AfterSave`.
 
         Raises:
-          ConfigError: As `Callback`; or if an `AfterSave` changed a variable or returned figures,
-            or the changes differ between workers.
+          ConfigError: As `Callback` and `checked_changes`.
         """
         moment = Moment(self.trainer, figures, checkpoint)
         events = self.files.events if self.files is not None and moment.is_chief else None
@@ -315,11 +314,6 @@ class Run:
             nullcontext() if events is None else events.summaries(split, moment.step),
         ):
             values = callback(moment)
-        if values and checkpoint is not None:
-            raise ConfigError(
-                "An AfterSave returned figures, which a killed run would lose. Return them from "
-                "Every or AfterEvaluation."
-            )
         if values:
             self._write(self.trainer.step, split, values)
 
@@ -377,10 +371,8 @@ class Run:
         state, rewinds = trainer.state, int(trainer.state.rewinds)
         saved, most = self._checkpoints, self.plan.max_rewinds
         if rewinds >= most or saved is None or saved.restore_latest(scheduled=True) is None:
-            raise TrainingDiverged(
-                f"{error} The run cannot rewind: it made {rewinds} of at most {most} rewinds, or "
-                "there is no checkpoint."
-            ) from error
+            what = f"it made {rewinds} of at most {most} rewinds, or there is no checkpoint"
+            raise TrainingDiverged(f"{error} The run cannot rewind: {what}.") from error
         first = int(trainer.state.batches)
         end = int(state.batches) - max(0, int(state.diverged_for) - 1)
         trainer.restore(trainer.state.skipping_to(end, rewinds + 1))

@@ -7,7 +7,6 @@ from functools import partial
 from tempfile import TemporaryDirectory
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from ddl import config
@@ -68,16 +67,14 @@ def run(
       TrainingDiverged: If the loss is no longer finite.
       DdlError: For other errors that the user can fix.
     """
-    flags: dict[str, object] = {"mode": mode, "dry_run": dry_run, "checkpoint": checkpoint}
-    flags |= {"profile": profile, "follow_timeout": follow_timeout, "predictions": predictions}
-    flags |= {"jit_compile": placement.jit_compile}
-    flags |= {"shard_optimizer_state": placement.shard_optimizer_state}
+    flags = {"mode": mode, "dry_run": dry_run, "checkpoint": checkpoint, "profile": profile}
+    flags |= {"follow_timeout": follow_timeout, "predictions": predictions}
+    flags |= {x: getattr(placement, x) for x in ("jit_compile", "shard_optimizer_state")}
     # ------------------------------------------------------------------ build
     workers = Workers(placement.strategy)
     if workers.number > 1 and mode == "export":
         raise ConfigError(
-            f"--mode=export must run in one process, got {workers.number} workers. Start one "
-            "process with --cluster=none."
+            f"--mode=export needs one process, got {workers.number}. Start one with --cluster=none."
         )
     console = RunConsole(shows=workers.is_chief)
     directory = None if model_dir is None else RunDirectory(model_dir)
@@ -97,15 +94,12 @@ def run(
             raise ConfigError("--mode=predict needs --predictions=FILE, got none. Pass it.")
         wanted = config.build("Predictions")
         source = check_predicts(trainer, predictions, wanted.data, wanted.features)
-    rows = summary(trainer, total)
+    lines = "\n".join(f"{name}: {text}" for name, text in summary(trainer, total).items())
     if dry_run or directory is None:
         try_all(trainer, run_plan, evaluates, console)
-        console.line(config.operative_config_text().strip())
-        console.summary(rows)
+        console.line(f"{config.operative_config_text().strip()}\n{lines}")
         return
-    console.summary(rows)
-    for note in dropped:
-        console.line(note)
+    console.line("\n".join([lines, *dropped]))
     files = Files.of(directory, trainer, run_plan, console.line)
 
     # ------------------------------------------------------------------ train
@@ -128,9 +122,8 @@ def run(
         for path in export(trainer, directory.export):
             console.line(f"Exported {path}.")
     elif predictions is not None:
-        text = config.config_text()
-        features = wanted.features
-        predict(trainer, predictions, source, features, report=console.line, settings=text)
+        settings = {"report": console.line, "settings": config.config_text()}
+        predict(trainer, predictions, source, wanted.features, **settings)
 
 
 def _write_configs(directory: RunDirectory) -> None:
@@ -163,16 +156,14 @@ def try_all(trainer: Trainer, run_plan: RunPlan, evaluates: bool, console: RunCo
         run, checkpoints = Run(trainer, run_plan, files, console, evaluates), files.checkpoints
         for writer in (files.json_lines, files.events):
             writer.write(trainer.step, trainer.epoch_at(trainer.step), "train", made)
-        for callback in run_plan.calls:
-            if not isinstance(callback, AfterSave):
-                figures = evaluated if isinstance(callback, AfterEvaluation) else made
-                run.call(callback, "train", dict(figures).copy)
-        checkpoints.check()
+        after = [one for one in run_plan.calls if isinstance(one, AfterSave)]
+        for callback in (one for one in run_plan.calls if one not in after):
+            figures = evaluated if isinstance(callback, AfterEvaluation) else made
+            run.call(callback, "train", dict(figures).copy)
         checkpoints.save()
         path = checkpoints.written()
-        for callback in run_plan.calls:
-            if isinstance(callback, AfterSave):
-                run.call(callback, "train", dict(made).copy, path)
+        for callback in after:
+            run.call(callback, "train", dict(made).copy, path)
         checkpoints.finish()
         files.events.close()
         if workers.number == 1 and not traits_of(trainer.strategy).asynchronous:
@@ -202,26 +193,23 @@ def summary(trainer: Trainer, total: int) -> dict[str, str]:
     Raises:
       ConfigError: If a learning rate is unusable, or a parameter group stays frozen.
     """
-    replicas, steps_per_epoch = trainer.strategy.num_replicas_in_sync, trainer.steps_per_epoch
+    replicas, each = trainer.strategy.num_replicas_in_sync, trainer.steps_per_epoch
+    note, strategy = traits_of(trainer.strategy).note, type(trainer.strategy).__name__
     models = [
-        f"{model.name}, {sum(int(np.prod(v.shape)) for v in model.trainable_variables):,} "
-        "trainable parameters"
+        f"{model.name}, {sum(math.prod(v.shape) for v in model.trainable_variables):,} trainable "
+        "parameters"
         for model in models_of(trainer.task).values()
     ]
     sources = trainer.pipelines.items()
-    epochs = f" ({total / steps_per_epoch:.1f} epochs)" if steps_per_epoch else ""
-    note = traits_of(trainer.strategy).note
     return {
         **({"strategy": note} if note else {}),
-        "devices": f"{describe_devices(trainer.strategy)}, {type(trainer.strategy).__name__}",
+        "devices": f"{describe_devices(trainer.strategy)}, {strategy}",
         "replicas": str(replicas),
-        "global batch size": "; ".join(
-            f"{n} {_batch(one, replicas)}".strip() for n, one in sources
-        ),
+        "global batch size": "; ".join(f"{n} {_batch(x, replicas)}".strip() for n, x in sources),
         "precision": keras.config.dtype_policy().name,
         "model": ", ".join(models),
-        "training data": "; ".join(f"{name} {_examples(one)}".strip() for name, one in sources),
-        "steps": f"{total:,}{epochs}",
+        "training data": "; ".join(f"{n} {_examples(x)}".strip() for n, x in sources),
+        "steps": f"{total:,}" + (f" ({total / each:.1f} epochs)" if each else ""),
         **_learning_rates(trainer, total),
         "seed": str(config.get_macro("SEED")),
     }
@@ -235,14 +223,16 @@ def _examples(pipeline: BatchPipeline) -> str:
 
 def _batch(pipeline: BatchPipeline, replicas: int) -> str:
     """Describes how the batches of an update are divided."""
-    size, each = pipeline.global_batch_size, pipeline.microbatches
-    several = f"{pipeline.batches_per_update} × " if pipeline.batches_per_update > 1 else ""
-    if replicas * each == 1:
-        return f"{several}{size:,}"
-    microbatches = f" × {each} microbatches" if each > 1 else ""
+    size, microbatches, times = (
+        pipeline.global_batch_size,
+        pipeline.microbatches,
+        pipeline.batches_per_update,
+    )
     return (
-        f"{several}{size:,} = {replicas} replicas{microbatches} × {size // replicas // each:,}, "
-        f"{size // replicas:,} per replica"
+        (f"{times} × " if times > 1 else "")
+        + f"{size:,} = {replicas} replicas × "
+        + (f"{microbatches} microbatches × " if microbatches > 1 else "")
+        + f"{size // replicas // microbatches:,}"
     )
 
 
@@ -254,8 +244,7 @@ def _learning_rates(trainer: Trainer, total: int) -> dict[str, str]:
         if (first := frozen[name]) >= total > 0:
             raise ConfigError(
                 f"The parameter group {name!r} is frozen until step {first:,}, but the run ends at "
-                f"step {total:,}, so it would never be trained. Lower Group.frozen_until, train "
-                "longer, or freeze its layers with trainable = False."
+                f"step {total:,}. Lower Group.frozen_until, or freeze layers by trainable = False."
             )
         texts = _learning_rate(optimizer, (total - first) * (trainer.updates_per_step[name] or 1))
         of = "" if name == ONLY else f" ({name})"
@@ -272,23 +261,20 @@ def _learning_rate(optimizer: keras.optimizers.Optimizer, steps: int) -> dict[st
     if isinstance(schedule, LearningRate):
         if schedule.warmup_steps >= steps:
             raise ConfigError(
-                f"The warm-up must be shorter than the run of {steps:,} updates, got "
-                f"{schedule.warmup_steps:,} warm-up updates. Lower WARMUP_STEPS or WARMUP_EPOCHS, "
-                "or train longer."
+                f"The warm-up of {schedule.warmup_steps:,} updates must be shorter than the run of "
+                f"{steps:,}. Lower WARMUP_STEPS or WARMUP_EPOCHS, or train longer."
             )
         sampled.add(schedule.warmup_steps)
         description = schedule.description()
     if plateau is not None:
         description["on a plateau"] = plateau.description()
     rates = {step: learning_rate_at(optimizer, step) for step in sorted(sampled)}
-    for step, rate in rates.items():
-        if not 0 <= rate < math.inf:
-            raise ConfigError(
-                f"The learning rate must be finite and at least 0, got {rate:g} at update {step:,}."
-                " Check LEARNING_RATE and the arguments of the schedule."
-            )
     peak, last = max(rates.values()), rates[max(steps - 1, 0)]
-    if not peak > 0:
-        raise ConfigError("The learning rate is 0 at each update, got 0. Raise LEARNING_RATE.")
+    for step, rate in rates.items():
+        if not 0 <= rate < math.inf or not peak > 0:
+            raise ConfigError(
+                f"The learning rate must be finite, at least 0 and not always 0, got {rate:g} at "
+                f"update {step:,}. Check LEARNING_RATE and the arguments of the schedule."
+            )
     end = f", {last:.6g} at the end" if last != peak else ""
     return {"learning rate": f"{peak:.6g} at its peak{end}", **description}

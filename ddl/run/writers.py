@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
+from textwrap import indent
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -100,7 +101,7 @@ class JsonLinesWriter:
                 self._report(f"{self._path}: removed the incomplete last line, {len(last)} bytes.")
             kept = [row for row in self.rows(whole) if row["step"] <= last_step]
             if last or len(kept) < whole.count(b"\n"):
-                write_atomically(self._path, (f"{json.dumps(row)}\n".encode() for row in kept))
+                write_atomically(self._path, "".join(f"{json.dumps(row)}\n" for row in kept))
 
     @contextmanager
     def _locked(self) -> Iterator[FileIO]:
@@ -219,24 +220,22 @@ class TensorBoardWriter:
           split: The split whose figures are the metrics of the session.
           directory: The directory of the run, whose config is written.
         """
-        macros = directory.macros()
-        folder = self._directory / split
+        macros, folder = directory.macros(), self._directory / split
         for earlier in folder.glob(f"events.out.tfevents.*{_SESSION}"):
             with suppress(OSError):
                 earlier.unlink()
+        if not macros:
+            return
         values = {
             name: value if isinstance(value, bool | int | float | str) else str(value)
             for name, value in macros.items()
             if value is not None
         }
-        lines = (directory.saved_config() or "").splitlines()
-        if not macros:
-            return
         with self._reporting(split):
             writer = tf.summary.create_file_writer(str(folder), filename_suffix=_SESSION)
             with writer.as_default(0):
                 tf.summary.experimental.write_raw_pb(hparams_pb(values).SerializeToString(), 0)
-                tf.summary.text("config", "\n".join(f"    {line}" for line in lines))  # Markdown
+                tf.summary.text("config", indent(directory.saved_config() or "", "    "))
             writer.close()
 
     def close(self) -> None:
@@ -264,11 +263,6 @@ class RunConsole:
         self._console = console or open_console(shows)
         self._bar: Bar | None = None
 
-    def summary(self, rows: Mapping[str, str]) -> None:
-        """Prints names and texts as lines."""
-        for name, text in rows.items():
-            self.line(f"{name}: {text}")
-
     def line(self, text: str) -> None:
         """Prints a text, above the progress bar if there is one.
 
@@ -280,15 +274,10 @@ class RunConsole:
         """Shows the progress bar from `step` to `total`, on a terminal or in a notebook."""
         self._bar = open_bar(self._console, step, total)
 
-    @property
-    def shows_progress(self) -> bool:
-        """Whether a progress bar is shown."""
-        return self._bar is not None
-
-    def advance(self, step: int, figures: Mapping[str, float]) -> None:
-        """Updates the progress bar, if there is one."""
+    def advance(self, step: int, figures: Callable[[], Mapping[str, float]]) -> None:
+        """Updates the progress bar, if there is one, with the figures that a function returns."""
         if self._bar is not None:
-            self._bar.advance(step, figures)
+            self._bar.advance(step, figures())
 
     def write(self, step: int, epoch: float, split: str, values: Mapping[str, float]) -> None:
         """Prints metrics as a line; see `Writer`."""

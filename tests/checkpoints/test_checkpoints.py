@@ -72,7 +72,7 @@ def test_other_batches_or_data_are_refused_for_training_alone(tmp_path, trainer)
     (step,) = saved_at(tmp_path, trainer, 1)
     data = {name: values[:100] for name, values in DATA.items()}
     changed = make_trainer(make_strategy("mirrored", 2), data, batch=64)
-    message = "global batch size must be 32, as in the run .*, got 64"
+    message = "cannot be restored .*the global batch size is 64, expected 32"
     with pytest.raises(ModelDirectoryError, match=message):
         Checkpoints(tmp_path, changed).restore_latest()
     assert Checkpoints(tmp_path, changed).restore_model().step == step

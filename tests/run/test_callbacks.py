@@ -74,7 +74,7 @@ def test_times_have_a_page_of_their_own(run):
         ([Every(1, lambda moment: 3)], "must return None, or a dict .*got 3"),
         ([Every(1, lambda moment: {"loss": 1.0})], "'other/loss'.*got the name 'loss'"),
         ([Every(1, lambda moment: moment.trainer.train(1))], "Trainer.train was called by"),
-        ([AfterSave(lambda moment: {"other": 1.0})], "An AfterSave returned figures"),
+        ([AfterSave(lambda moment: {"other": 1.0})], "got figures of an AfterSave"),
         ([lambda moment: None], r"must be a list of Every.*\[Every\(100, function\)\]"),
         ([EarlyStopping(), EarlyStopping()], "one EarlyStopping"),
     ],
