@@ -259,8 +259,7 @@ class Checkpoints:
         steps = [each.step for each in self.saved()]
         if checkpoint == "best" and self.retention.best_metric is None:
             raise ConfigError(
-                "--checkpoint=best requires Retention.best_metric, got None. Set it, such as to "
-                "'accuracy', for the training and for this command."
+                "--checkpoint=best requires Retention.best_metric, got None. Set it in the config."
             )
         if checkpoint == "latest":
             found = self._directory.newest(self.report)
@@ -286,7 +285,7 @@ class Checkpoints:
     def _readable(self, step: int) -> SavedCheckpoint:
         if damage := self._directory.damage_of(saved := self._directory.at(step)):
             raise ModelDirectoryError(
-                f"{saved} cannot be read: {damage}. Pass another --checkpoint. All workers need "
+                f"{saved} cannot be read: {damage}. Pass another --checkpoint; all workers need "
                 "the files of the chief's --model_dir."
             )
         return saved
@@ -307,9 +306,8 @@ class Checkpoints:
         for worker in np.flatnonzero(digests != digests[0])[:1]:
             self._workers.barrier()
             raise ModelDirectoryError(
-                f"All workers must restore the same checkpoint, but step {step:,} of worker "
-                f"{worker} has another digest than that of the chief, in {self.folder}. Give all "
-                "workers one --model_dir on a file system that they share."
+                f"Step {step:,} in {self.folder} of worker {worker} has another digest than the "
+                "chief's. Give all workers one --model_dir on a file system that they share."
             )
         return saved
 
@@ -354,9 +352,8 @@ class Checkpoints:
             failure = error.message
         if failure:
             raise ModelDirectoryError(
-                f"{saved} cannot be restored into this model and optimizer: {failure}. Pass "
-                "config, data and callbacks of the run that saved it, or another --model_dir, "
-                "perhaps with these weights (WarmStart)."
+                f"{saved} cannot be restored: {failure}. Pass config, data and callbacks of the "
+                "run that saved it, or another --model_dir, such as with these weights (WarmStart)."
             )
         for layer in layers_of(self.trainer.task):
             if isinstance(layer, keras.layers.Normalization) and layer.built:

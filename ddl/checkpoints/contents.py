@@ -97,10 +97,8 @@ def _within(item: object, path: str, seen: set[int]) -> Iterator[tuple[str, tf.V
             yield from _within(value, f"{path}/{key}", seen)
     elif isinstance(item, set | frozenset):
         if any(True for _ in _within([*item], path, set())):
-            raise ConfigError(
-                f"A checkpoint cannot hold the variables of {path}: a set has no order. Keep what "
-                "has them in a list or a dict."
-            )
+            what = f"A checkpoint cannot hold the variables of {path}: a set has no order"
+            raise ConfigError(f"{what}. Keep them in a list or a dict.")
     elif isinstance(item, keras.Variable):
         yield from _within(item.value, item.path, seen)
     elif id(item) in seen:
@@ -140,17 +138,15 @@ def check_covers(
     held = {id(copy.handle) for value in values for copy in copies_of(value.variable)}
     if lost := sorted({_name(v) for v in used if id(v.handle) not in held}):
         raise ConfigError(
-            f"The training step uses the variables {some(lost)}, but neither the model nor the "
-            "optimizer nor the task owns them, so no checkpoint would hold them. Keep each one in "
-            "an attribute of the task or of a layer."
+            f"The training step uses the variables {some(lost)}, which no checkpoint would hold. "
+            "Keep each one in an attribute of the task or of a layer."
         )
     for callback in callbacks:
         found = _within(attributes_of(callback), type(callback).__name__, set())
         if lost := [path for path, v in found if id(copies_of(v)[0].handle) not in held]:
             raise ConfigError(
-                f"The callback {type(callback).__name__} made the variables {some(lost)} after the "
-                "run began, so no checkpoint holds them. Make each variable in __init__, build "
-                "models and optimizers there, and keep all in attributes, lists or dicts."
+                f"The callback {type(callback).__name__} made {some(lost)} after the run began, so "
+                "no checkpoint holds it. Make variables, and build models, in its __init__."
             )
 
 

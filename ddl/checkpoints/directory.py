@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 from absl import logging
@@ -26,6 +26,9 @@ from ddl.choices import check_count
 from ddl.data.source import first_line
 from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.figures import Direction, direction_of
+
+Report: TypeAlias = Callable[[str], None]
+"""Takes a message for the user."""
 
 _JSON = "json"  # key of the JSON text in TensorFlow's file
 _FILE = re.compile(r"step-(?P<step>\d+)\.(?P<ending>index|json|partial|data-\d+-of-\d+)")
@@ -160,10 +163,7 @@ class CheckpointDirectory:
         return SavedCheckpoint(step, prefix, metadata, text)
 
     def newest(
-        self,
-        report: Callable[[str], None] = logging.warning,
-        scheduled: bool = False,
-        moves: bool = False,
+        self, report: Report = logging.warning, scheduled: bool = False, moves: bool = False
     ) -> SavedCheckpoint | None:
         """Returns the newest readable checkpoint, if any.
 
@@ -308,9 +308,8 @@ def naming(what: str) -> Iterator[None]:
         yield
     except (OSError, ValueError, tf.errors.OpError) as error:
         raise ModelDirectoryError(
-            f"{what} cannot be written or read: {str(error).partition(' [Op:')[0]}. Check the "
-            "permissions and the free disk space, restore the file from a backup, or pass another "
-            "name."
+            f"{what} cannot be written or read: {str(error).partition(' [Op:')[0]}. Check "
+            "permissions and disk space, restore it from a backup, or pass another name."
         ) from error
 
 

@@ -75,17 +75,14 @@ class WarmStart:
         read = {name: source for name, source in sources.items() if source in there}
         if not read:
             raise ConfigError(
-                f"WarmStart: at least one weight of {saved} ({some(list(there)) or 'none'}) must "
-                f"match one of the model ({some(list(here))}), got include={self.include!r} and "
-                f"rename={self.rename!r}. Correct them."
+                f"{self}: at least one weight of {saved} ({some(list(there)) or 'none'}) must "
+                f"match one of the model ({some(list(here))}). Correct include or rename."
             )
         for name, source in read.items():
             if len(here[name]) + len(there[source]) > 2:
                 raise ConfigError(
-                    f"WarmStart: a name must belong to one weight, but {name} names "
-                    f"{len(here[name])} in this model, and {source} {len(there[source])} in "
-                    f"{saved}. Give each layer a name of its own, or exclude these by "
-                    "WarmStart.include."
+                    f"WarmStart: {name} of this model and {source} in {saved} must name one weight "
+                    "each, got several. Rename layers, or exclude these by WarmStart.include."
                 )
             ours, theirs = tuple(here[name][0].shape), tuple(entries[there[source][0]][1])
             if ours != theirs:

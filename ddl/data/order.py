@@ -108,20 +108,21 @@ def example_at(position: np.ndarray, epoch: int, *, num_examples: int, seed: int
 
 @functools.lru_cache(maxsize=8)
 def _sorted(num_examples: int, epoch: int, seed: int) -> np.ndarray:
-    return np.argsort(_random_words(seed, epoch, num_examples), kind="stable")
+    return np.argsort(random_words(seed, epoch, num_examples), kind="stable")
 
 
 def _round_keys(seed: int, epoch: int) -> np.ndarray:
-    words = _random_words(seed, epoch, _ROUNDS)
+    words = random_words(seed, epoch, _ROUNDS)
     return np.stack([words & 0xFFFFFFFF, words >> 32], axis=1).astype(np.uint32)
 
 
-def _random_words(seed: int, epoch: int, count: int) -> np.ndarray:
-    """Returns uint64 [count] that look unrelated from epoch to epoch and seed to seed."""
-    key = np.array([int(seed) % 2**64, _DOMAIN], np.uint64)
-    return np.random.Philox(key=key, counter=np.array([0, epoch, 0, 0], np.uint64)).random_raw(
-        count
-    )
+def random_words(seed: int, epoch: int, count: int, domain: int = _DOMAIN) -> np.ndarray:
+    """Returns uint64 [count] that look unrelated for other seeds, epochs and domains.
+
+    NumPy promises them in each version, unlike a generator's numbers.
+    """
+    key, counter = (np.array(x, np.uint64) for x in ([seed % 2**64, domain], [0, epoch, 0, 0]))
+    return np.random.Philox(key=key, counter=counter).random_raw(count)
 
 
 def _walked(values: np.ndarray, num_examples: int, keys: np.ndarray) -> np.ndarray:

@@ -1,7 +1,6 @@
 """Functions of the user's that a run calls between its loops, and the early end of a run."""
 
 import dataclasses
-import functools
 import inspect
 import math
 import zlib
@@ -22,6 +21,7 @@ from ddl.training.history import History
 from ddl.training.trainer import Trainer
 
 
+@dataclasses.dataclass(frozen=True)
 class Moment:
     """The moment of a run at which a callback is called. Eager, cross-replica context.
 
@@ -34,27 +34,16 @@ class Moment:
       step: Number of updates made.
       epoch: Passes over the training data.
       is_chief: Whether this process writes the run's files.
+      figures: Loss and metrics: of the evaluation, or of training since the last log.
       checkpoint: After a save, the checkpoint's path without the endings of its files; else None.
     """
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        figures: Callable[[], Mapping[str, float]],
-        checkpoint: Path | None = None,
-    ):
-        """Keeps the arguments; `figures` is called when the callback reads them."""
-        self.trainer = trainer
-        self.step = trainer.step
-        self.epoch = trainer.epoch_at(trainer.step)
-        self.is_chief = Workers(trainer.strategy).is_chief
-        self.checkpoint = checkpoint
-        self._figures = figures
-
-    @functools.cached_property
-    def figures(self) -> dict[str, float]:
-        """Loss and metrics: of the evaluation, or of training since the last log."""
-        return dict(self._figures())
+    trainer: Trainer
+    step: int
+    epoch: float
+    is_chief: bool
+    figures: dict[str, float]
+    checkpoint: Path | None = None
 
 
 Function = Callable[[Moment], Mapping[str, float] | None]
@@ -195,9 +184,8 @@ def checked_changes(
     for worker in np.flatnonzero(of_workers != of_workers[0])[:1]:
         workers.barrier()
         raise ConfigError(
-            f"{name} must make the same changes on all workers, but those of worker {worker} and "
-            f"worker 0 differ; this one changed {changed}. Let no change depend on the time, on "
-            "moment.is_chief or on a random number without a seed."
+            f"{name} must make the same changes on all workers, but those of worker {worker} and 0 "
+            f"differ, here {changed}. Use no time, no moment.is_chief and no draw without a seed."
         )
 
 

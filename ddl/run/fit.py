@@ -112,10 +112,8 @@ def fit(
     run_plan = replace(run_plan, retention=_with_best(run_plan, restore_best))
     needs = profile or restore_best or on_divergence == "rewind" or run_plan.retention.every
     if model_dir is None and needs:
-        raise ConfigError(
-            "restore_best, profile, on_divergence='rewind' and retention.every need a directory: "
-            "pass model_dir."
-        )
+        what = "restore_best, profile, on_divergence='rewind' and retention.every"
+        raise ConfigError(f"{what} need a directory: pass model_dir.")
     run_plan.check(trainer, trainer.has_eval_data)
     workers = Workers(trainer.strategy)
     console = RunConsole(shows=progress and workers.is_chief)
@@ -159,10 +157,10 @@ def _restore_best(files: Files, trainer: Trainer, console: RunConsole) -> None:
 
 def _with_best(run_plan: RunPlan, restore_best: bool) -> Retention:
     """Returns the retention with the metric of an `EarlyStopping`, if it has none."""
-    retention, rule = run_plan.retention, run_plan.early_stopping
-    if retention.best_metric is not None or not (rule or restore_best):
+    retention, rules = run_plan.retention, run_plan.of(EarlyStopping)
+    if retention.best_metric is not None or not (rules or restore_best):
         return retention
-    rule = rule or EarlyStopping("loss")
+    rule = rules[0] if rules else EarlyStopping("loss")
     return replace(retention, best_metric=rule.metric, best_mode=rule.mode)
 
 
@@ -171,7 +169,6 @@ def _check_same_run(files: Files, trainer: Trainer) -> None:
     saved = [each.step for each in files.checkpoints.saved()]
     if trainer.step not in saved:
         raise ModelDirectoryError(
-            f"The trainer has made {trainer.step:,} updates, which resuming the run of "
-            f"{files.directory.path} from step {saved[-1]:,} would drop. Create a new Trainer, or "
-            "pass another model_dir."
+            f"The trainer has made {trainer.step:,} updates, which resuming {files.directory.path} "
+            f"from step {saved[-1]:,} would drop. Create a new Trainer, or pass another model_dir."
         )

@@ -179,13 +179,11 @@ def _version(saved: SavedCheckpoint) -> _Version:
     The result also changes while files are being copied, so that a checkpoint that looked damaged
     is tried again.
     """
-    prefix = Path(saved.prefix)
-    files = []
-    for path in prefix.parent.glob(f"{prefix.name}.*"):
-        with suppress(FileNotFoundError):  # the run has just removed the file
-            status = path.stat()
-            files.append((path.name, status.st_size, status.st_mtime_ns))
-    return tuple(sorted(files))
+    files = Path(saved.prefix).parent.glob(f"{Path(saved.prefix).name}.*")
+    with suppress(FileNotFoundError):  # the run has just removed one
+        found = [(path.name, path.stat()) for path in files]
+        return tuple(sorted((name, x.st_size, x.st_mtime_ns) for name, x in found))
+    return ()
 
 
 def export(trainer: Trainer, directory: str | os.PathLike[str]) -> list[Path]:

@@ -21,6 +21,7 @@ from ddl.run.callbacks import (
     AfterEvaluation,
     AfterSave,
     Callback,
+    EarlyStopping,
     Every,
     Moment,
     checked_changes,
@@ -34,7 +35,6 @@ from ddl.training.pace import Monitor
 from ddl.training.progress import is_interactive
 from ddl.training.trainer import Trainer
 
-Figures = Callable[[], Mapping[str, float]]
 _NEVER = 2**62  # a step beyond all runs
 
 
@@ -75,7 +75,6 @@ class Run:
         """Forgets the figures of the latest steps, which training has not made or repeats."""
         self._evaluated: tuple[int, dict[str, float]] = (-1, {})
         self._logged: tuple[int, dict[str, float]] = (-1, {})
-        self._best_step = -1  # step of an evaluation that is the best so far
 
     def train(
         self,
@@ -178,14 +177,14 @@ class Run:
     def _loop(self) -> None:
         """Trains to the end, or to an early one; returns when the last checkpoint is on disk."""
         trainer, plan = self.trainer, self.plan
-        every = [one for one in plan.calls if isinstance(one, Every)]
         # The checkpoint comes last: once a step is saved, its logs are already written.
+        every = [Periodic(x.steps, partial(self._call_every, x), _NEVER) for x in plan.of(Every)]
         actions: list[Action] = [
             self._profile,
             EachLoop(self._show_progress),
             Periodic(plan.log_every, self._log, self._total),
             *([Periodic(plan.eval_every, self._evaluate, self._total)] if self.evaluates else []),
-            *(Periodic(one.steps, partial(self._call_every, one), _NEVER) for one in every),
+            *every,
             EachLoop(self._save_if_best),
             Periodic(plan.checkpoint_every, self._save, self._total),
             EachLoop(self._profile.begin),
@@ -249,29 +248,19 @@ class Run:
         self.trainer.history.write(step, epoch, split, shown)
         self.console.write(step, epoch, split, shown)
 
-    def _training_figures(self) -> Mapping[str, float]:
-        """Returns the figures that were logged at this step, or else those since the last log."""
-        step, figures = self._logged
-        return figures if step == self.trainer.step else self.trainer.peek_metrics()
-
     def _evaluate(self, step: int) -> None:
         figures = self.trainer.evaluate()
         self._write(step, "eval", figures)
         if not math.isfinite(figures["loss"]):
-            raise TrainingDiverged(
-                f"Training diverged by step {step:,}: the loss on the evaluation data is not "
-                "finite. Lower the learning rate, or clip the gradient."
-            )
+            what = f"Training diverged by step {step:,}: the loss of the evaluation is not finite"
+            raise TrainingDiverged(f"{what}. Lower the learning rate, or clip the gradient.")
         if step % (self.plan.eval_every or 1) == 0:  # else due only to the end of the run
             self._reduce_rates(step, figures)
             if step < self._total and self._reason_to_end():
                 self.trainer.request_stop()
         self._evaluated = (step, figures)
-        if self._checkpoints is not None and self._checkpoints.would_be_best(figures):
-            self._best_step = step
-        for callback in self.plan.calls:
-            if isinstance(callback, AfterEvaluation):
-                self.call(callback, "eval", lambda: figures)
+        for callback in self.plan.of(AfterEvaluation):
+            self.call(callback, "eval", figures)
 
     def _reduce_rates(self, step: int, figures: Mapping[str, float]) -> None:
         """Passes the metrics to the plateaus, and prints each reduction of a learning rate."""
@@ -285,42 +274,52 @@ class Run:
             made = int(optimizer.iterations.numpy())  # an own step may update more or less often
             if plateau.observe(made, value):
                 rate, of = learning_rate_at(optimizer, made), f" of {name}" if name != ONLY else ""
-                self.console.line(
-                    f"Step {step:,}: {plateau.metric} {value:.6g} does not improve. The learning "
-                    f"rate{of} is reduced to {rate:.6g}."
-                )
+                what = f"Step {step:,}: {plateau.metric} {value:.6g} does not improve"
+                self.console.line(f"{what}. The learning rate{of} is reduced to {rate:.6g}.")
 
     def _call_every(self, callback: Callback, step: int) -> None:
-        self.call(callback, "train", self._training_figures)
+        self.call(callback)
 
     def call(
-        self, callback: Callback, split: str, figures: Figures, checkpoint: Path | None = None
+        self,
+        callback: Callback,
+        split: str = "train",
+        figures: Mapping[str, float] | None = None,
+        checkpoint: Path | None = None,
     ) -> None:
         """Calls a callback, checks its changes, and logs its figures.
 
         Args:
           callback: The callback.
           split: The split of its figures and summaries, `train` or `eval`.
-          figures: Returns loss and metrics of the moment.
+          figures: Loss and metrics of the moment; None takes those logged at this step, or else
+            those since the last log.
           checkpoint: Path of the checkpoint of an `AfterSave`.
 
         Raises:
           ConfigError: As `Callback` and `checked_changes`.
         """
-        moment = Moment(self.trainer, figures, checkpoint)
-        events = self.files.events if self.files is not None and moment.is_chief else None
+        if figures is None:
+            step, logged = self._logged
+            figures = logged if step == self.trainer.step else self.trainer.peek_metrics()
+        trainer, is_chief = self.trainer, self._workers.is_chief
+        epoch = trainer.epoch_at(trainer.step)
+        moment = Moment(trainer, trainer.step, epoch, is_chief, dict(figures), checkpoint)
+        events = self.files.events if self.files is not None and is_chief else None
         with (
             checked_changes(callback, moment, self.plan.holders),
             nullcontext() if events is None else events.summaries(split, moment.step),
         ):
             values = callback(moment)
         if values:
-            self._write(self.trainer.step, split, values)
+            self._write(trainer.step, split, values)
 
     def _save_if_best(self, step: int) -> None:
         """Saves after the best evaluation so far, with what callbacks changed since."""
-        if step == self._best_step:
-            self._save(step)
+        evaluated_at, figures = self._evaluated
+        if step == evaluated_at and self._checkpoints is not None:
+            if self._checkpoints.would_be_best(figures):
+                self._save(step)
 
     def _save(self, step: int, scheduled: bool = True) -> None:
         self.trainer.check_finite()
@@ -328,18 +327,17 @@ class Run:
             return
         evaluated_at, figures = self._evaluated
         saved = self._checkpoints.save(figures if evaluated_at == step else {}, scheduled)
-        after = [one for one in self.plan.calls if isinstance(one, AfterSave)]
+        after = self.plan.of(AfterSave)
         if saved and after and (path := self._checkpoints.written()):
             for callback in after:
-                self.call(callback, "train", self._training_figures, path)
+                self.call(callback, checkpoint=path)
 
     def _reason_to_end(self) -> str:
         """Returns why the run ends early, on all workers as on the chief; "" if it does not."""
-        rule = self.plan.early_stopping
-        if rule is None:
-            return ""
-        reason = rule.reason_to_end(self.trainer.history, self.plan.eval_every or 1)
-        return (reason or rule.metric) if self._workers.broadcast(bool(reason)) else ""
+        for rule in self.plan.of(EarlyStopping):
+            reason = rule.reason_to_end(self.trainer.history, self.plan.eval_every or 1)
+            return (reason or rule.metric) if self._workers.broadcast(bool(reason)) else ""
+        return ""
 
     def _stop_as_asked(self, step: int) -> None:
         """Saves and raises TrainingInterrupted, after `Trainer.train` returned early on request."""
@@ -350,10 +348,8 @@ class Run:
         except TrainingDiverged as error:  # a resumed run diverges again; the plan decides then
             how = f"without saving: {error}"
         self._finish()
-        raise TrainingInterrupted(
-            f"Training stopped on {signal} at step {step:,} of {self._total:,}, {how}. Run the "
-            "same command to resume."
-        )
+        what = f"Training stopped on {signal} at step {step:,} of {self._total:,}, {how}"
+        raise TrainingInterrupted(f"{what}. Run the same command to resume.")
 
     def _finish(self) -> None:
         """Waits for the chief's last write; raises on all workers if it failed."""
@@ -407,8 +403,8 @@ def check_profile(steps: tuple[int, int] | None, total: int) -> None:
     integers = isinstance(steps, tuple | list) and [type(one) for one in steps] == [int, int]
     if not integers or not 0 <= steps[0] < steps[1] <= total:
         raise ConfigError(
-            "profile must be two steps of the run, the smaller one first, such as (100, 110) for "
-            f"the updates after step 100 up to step 110, got {steps!r:.60} for {total:,} steps."
+            "profile must be two steps of the run, the smaller one first, such as (100, 110), got "
+            f"{steps!r:.60} for {total:,} steps."
         )
 
 

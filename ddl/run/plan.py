@@ -9,7 +9,7 @@ import dataclasses
 import re
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import tensorflow as tf
 
@@ -31,6 +31,8 @@ from ddl.run.trackers import checked_trackers
 from ddl.run.writers import JsonLinesWriter, TensorBoardWriter
 from ddl.training.checks import sizes_by_source
 from ddl.training.trainer import Trainer
+
+Kind = TypeVar("Kind")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,25 +89,18 @@ class RunPlan:
         check_choice("RunPlan.on_divergence", self.on_divergence, ("stop", "rewind"))
         every, saved_every = self.retention.every, self.checkpoint_every
         if every is not None and (saved_every is None or every % saved_every):
-            raise ConfigError(
-                f"Retention.every must be a multiple of CHECKPOINT_EVERY = {saved_every}, got "
-                f"{every}. Change one of the two."
-            )
+            what = f"Retention.every must be a multiple of CHECKPOINT_EVERY = {saved_every}"
+            raise ConfigError(f"{what}, got {every}. Change one of the two.")
 
-    @property
-    def calls(self) -> tuple[Callback, ...]:
-        """The callbacks, without an `EarlyStopping`."""
-        return tuple(one for one in self.callbacks if isinstance(one, Callback))
+    def of(self, kind: type[Kind]) -> list[Kind]:
+        """Returns the callbacks of a kind, such as `Every`."""
+        return [one for one in self.callbacks if isinstance(one, kind)]
 
     @property
     def holders(self) -> list[object]:
         """The objects of the callbacks whose variables checkpoints hold, each once."""
-        return list({id(x.holder): x.holder for x in self.calls if x.holder is not None}.values())
-
-    @property
-    def early_stopping(self) -> EarlyStopping | None:
-        """The `EarlyStopping` among the callbacks, if any."""
-        return next((one for one in self.callbacks if isinstance(one, EarlyStopping)), None)
+        held = (one.holder for one in self.of(Callback))
+        return list({id(one): one for one in held if one is not None}.values())
 
     def total_steps(self, steps_per_epoch: int | None) -> int:
         """Returns the length of the run in steps; a fraction of a batch counts as a whole one.
@@ -133,10 +128,10 @@ class RunPlan:
           ConfigError: If something needs evaluations, or a metric that they do not report.
         """
         check_metric("Retention.best_metric", self.retention.best_metric, trainer)
-        if self.early_stopping is not None:
-            check_metric("EarlyStopping.metric", self.early_stopping.metric, trainer)
-        after = any(isinstance(one, AfterEvaluation) for one in self.calls)
-        if (self.eval_every is not None or after) and not trainer.has_eval_data:
+        for rule in self.of(EarlyStopping):
+            check_metric("EarlyStopping.metric", rule.metric, trainer)
+        needs = self.eval_every is not None or self.of(AfterEvaluation)
+        if needs and not trainer.has_eval_data:
             raise ConfigError(
                 "EVAL_EVERY and AfterEvaluation need data to evaluate on. Bind Trainer.eval_data, "
                 "or set EVAL_EVERY = None and leave the callback out."
@@ -207,9 +202,8 @@ def check_lengths(run_plan: RunPlan, trainer: Trainer) -> None:
         given = config.get_macro(name)
         if value is not None and given != value:
             raise ConfigError(
-                f"{name} must be {value}, as follows from data, batch size, length of the run and "
-                f"the batches that each update reads (update.next), got {given}. Add {name} = "
-                f"{value} to the config, or remove the binding."
+                f"{name} must be {value}, by data and batches of each update (update.next), got "
+                f"{given}. Add {name} = {value} to the config, or remove the binding."
             )
 
 

@@ -120,10 +120,8 @@ def predict(
                 report(f"Wrote {total:,} rows to {path}: {', '.join(parts.complete())}.")
     if end < total:
         name = "a signal to another worker" if stop.received is None else stop.received.name
-        raise TrainingInterrupted(
-            f"Prediction stopped on {name} after {end:,} of {total:,} rows. Run the same command "
-            "to resume."
-        )
+        what = f"Prediction stopped on {name} after {end:,} of {total:,} rows"
+        raise TrainingInterrupted(f"{what}. Run the same command to resume.")
     return Path(path)
 
 
@@ -140,13 +138,9 @@ def check_predicts(
       ModelDirectoryError: If the file is there already.
     """
     if os.path.splitext(path)[1] not in PREDICTIONS:
-        raise ConfigError(
-            f"--predictions must end with {either(PREDICTIONS)}, got {path}. Change its ending."
-        )
+        raise ConfigError(f"--predictions must end with {either(PREDICTIONS)}, got {path}.")
     if os.path.exists(path):
-        raise ModelDirectoryError(
-            f"--predictions={path} is there already. Remove it, or pass another name."
-        )
+        raise ModelDirectoryError(f"--predictions={path} is there already. Pass another name.")
     trainer.check_predicts("--mode=predict")
     data = data() if callable(data) else data
     if data is None and trainer.eval_pipeline is not None:
@@ -198,9 +192,8 @@ class _Parts:
             parts = sorted(self.folder.glob("rows-*.npz"))
         if changed := [name for name in identity if saved.get(name) != identity[name]]:
             raise ModelDirectoryError(
-                f"{self.folder} holds rows of a stopped command that computed others: "
-                f"{' and '.join(changed)} differ. Repeat that command, with its --checkpoint; or "
-                "remove the folder to start over; or pass another --predictions."
+                f"{self.folder} holds rows of a stopped command whose {' and '.join(changed)} "
+                "differ. Repeat that command, remove the folder, or pass another --predictions."
             )
         return int(parts[-1].stem.partition("-")[2]) if parts else 0
 
@@ -230,10 +223,8 @@ class _Parts:
                     raise ValueError(f"it ends with row {end:,}")
                 yield found
             except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-                raise ModelDirectoryError(
-                    f"{path} is damaged: {error}. Remove {self.folder} and run the same command "
-                    "again."
-                ) from error
+                what = f"{path} is damaged: {error}. Remove {self.folder}"
+                raise ModelDirectoryError(f"{what} and run the same command again.") from error
 
     def complete(self) -> list[str]:
         """Writes the file from its parts, removes these, and returns the names of the columns."""

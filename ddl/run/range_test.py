@@ -94,8 +94,7 @@ def _optimizer_of(trainer: Trainer) -> keras.optimizers.Optimizer:
     if others or "loss" not in trainer.metric_names or not isinstance(rate, keras.Variable):
         raise ConfigError(
             "find_learning_rate needs one loss and one optimizer whose learning rate is a number, "
-            f"such as keras.optimizers.SGD(0.1), got {1 + len(others)} optimizers and "
-            f"{type(rate).__name__}."
+            f"such as SGD(0.1), got {1 + len(others)} optimizers and {type(rate).__name__}."
         )
     return optimizer
 

@@ -87,9 +87,8 @@ class TrackerWriter:
         except Exception as error:  # a service and its client may raise anything
             self._works = False
             self._report(
-                f"The tracker {self._tracker.name} failed and gets no more figures of this run: "
-                f"{message_of(error):.500}\nTraining continues, and metrics.jsonl has all figures. "
-                "A resumed run tries again."
+                f"The tracker {self._tracker.name} failed and gets no more figures: "
+                f"{message_of(error):.500}\nTraining continues, and a resumed run tries again."
             )
 
     def _begin(self, directory: RunDirectory | None) -> None:

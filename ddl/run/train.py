@@ -19,7 +19,7 @@ from ddl.errors import ConfigError, DdlError
 from ddl.optimizers.groups import ONLY, by_name, frozen_until
 from ddl.optimizers.learning_rate import LearningRate, learning_rate_at
 from ddl.optimizers.plateau import plateau_of
-from ddl.run.callbacks import AfterEvaluation, AfterSave
+from ddl.run.callbacks import AfterEvaluation, AfterSave, Every
 from ddl.run.comparing import check_same_on_all, compare_with_saved_config
 from ddl.run.directory import RunDirectory
 from ddl.run.from_checkpoints import evaluate_restored, export, exported_models, follow
@@ -156,14 +156,14 @@ def try_all(trainer: Trainer, run_plan: RunPlan, evaluates: bool, console: RunCo
         run, checkpoints = Run(trainer, run_plan, files, console, evaluates), files.checkpoints
         for writer in (files.json_lines, files.events):
             writer.write(trainer.step, trainer.epoch_at(trainer.step), "train", made)
-        after = [one for one in run_plan.calls if isinstance(one, AfterSave)]
-        for callback in (one for one in run_plan.calls if one not in after):
-            figures = evaluated if isinstance(callback, AfterEvaluation) else made
-            run.call(callback, "train", dict(figures).copy)
+        for callback in run_plan.of(Every):
+            run.call(callback, "train", made)
+        for callback in run_plan.of(AfterEvaluation):
+            run.call(callback, "eval", evaluated)
         checkpoints.save()
         path = checkpoints.written()
-        for callback in after:
-            run.call(callback, "train", dict(made).copy, path)
+        for callback in run_plan.of(AfterSave):
+            run.call(callback, "train", made, path)
         checkpoints.finish()
         files.events.close()
         if workers.number == 1 and not traits_of(trainer.strategy).asynchronous:

@@ -79,10 +79,8 @@ class JsonLinesWriter:
                 content = self._path.read_bytes() if self._path.exists() else b""
         for number, line in enumerate(content.split(b"\n")[:-1], start=1):
             if not _is_whole(line):
-                raise ModelDirectoryError(
-                    f"{self._path}:{number} must be a JSON object with a step, as ddl writes it. "
-                    "Correct or remove the line."
-                )
+                what = f"{self._path}:{number} must be a JSON object with a step, as ddl writes it"
+                raise ModelDirectoryError(f"{what}. Correct or remove the line.")
             yield json.loads(line)
 
     def drop_after(self, last_step: float) -> None:
@@ -204,9 +202,8 @@ class TensorBoardWriter:
         except tf.errors.OpError as error:
             if not self._fails:
                 self._report(
-                    f"The event files in {self._directory / split} cannot be written and get a gap:"
-                    f" {error.message.splitlines()[0]}. Check the free disk space and the "
-                    "permissions."
+                    f"The event files in {self._directory / split} get a gap: they cannot be "
+                    f"written: {error.message.splitlines()[0]}. Check disk space and permissions."
                 )
             self._fails = True
 

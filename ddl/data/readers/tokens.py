@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from ddl.data.order import in_parts
+from ddl.data.order import in_parts, random_words
 from ddl.data.readers.paths import Paths, found_files
 from ddl.data.source import Source
 from ddl.errors import ConfigError, DataError, check_choice
@@ -17,7 +17,7 @@ from ddl.errors import ConfigError, DataError, check_choice
 Encode: TypeAlias = Callable[[list[bytes]], Sequence[Sequence[int]]]
 
 _OTHERS = (".gz", ".zst", ".xz", ".bz2", ".zip", ".npy")
-_PACKING = 0x7061636B  # part of the key of the random order in which documents are packed
+_PACKING = 0x7061636B  # apart from other uses of the seed
 
 
 class Documents(list[np.ndarray]):
@@ -170,7 +170,7 @@ def packed(
         )
     pieces = _pieces(lengths, length, too_long == "split")
     row = np.arange(len(pieces)) if alone else _packing(pieces[:, 2], length, seed)
-    order = np.lexsort([_random_words(seed, 1, len(pieces)), row])
+    order = np.lexsort([random_words(seed, 1, len(pieces), _PACKING), row])
     rows = PackedRows(documents, pieces[order], row[order], length)
     return Source(rows, files=getattr(sequences, "files", ()))
 
@@ -254,7 +254,7 @@ def _pieces(lengths: np.ndarray, most: int, split: bool) -> np.ndarray:
 
 def _packing(lengths: np.ndarray, row_length: int, seed: int) -> np.ndarray:
     """Returns the row of each document, int64 [n]: best fit, the longest first."""
-    order = np.lexsort([_random_words(seed, 0, len(lengths)), -lengths])
+    order = np.lexsort([random_words(seed, 0, len(lengths), _PACKING), -lengths])
     row_of = np.empty(len(lengths), np.int64)
     rows = 0
     with_space: dict[int, list[int]] = defaultdict(list)  # rows by their free space
@@ -276,9 +276,3 @@ def _packing(lengths: np.ndarray, row_length: int, seed: int) -> np.ndarray:
                 bisect.insort(spaces, free)
             with_space[free].append(row)
     return row_of
-
-
-def _random_words(seed: int, stream: int, count: int) -> np.ndarray:
-    """Returns uint64 [count]: NumPy promises these, unlike a generator's, in each version."""
-    key = np.array([seed % 2**64, _PACKING + stream], np.uint64)
-    return np.random.Philox(key=key).random_raw(count)
