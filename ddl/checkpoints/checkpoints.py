@@ -378,4 +378,4 @@ def _position_differs(saved: SavedCheckpoint, trainer: Trainer) -> str:
     """Returns how steps or data positions mean something else here; "" if they do not."""
     was, now = saved.metadata.position, _position_of(trainer)
     changed = [label for label in {**was, **now} if was.get(label) != now.get(label)]
-    return contents.some([f"the {x} is {now.get(x)}, expected {was.get(x)}" for x in changed], 3)
+    return contents.some([f"its {x} is {was.get(x)}, expected {now.get(x)}" for x in changed], 3)

@@ -317,9 +317,9 @@ class Run:
     def _save_if_best(self, step: int) -> None:
         """Saves after the best evaluation so far, with what callbacks changed since."""
         evaluated_at, figures = self._evaluated
-        if step == evaluated_at and self._checkpoints is not None:
-            if self._checkpoints.would_be_best(figures):
-                self._save(step)
+        saved = self._checkpoints if step == evaluated_at else None
+        if saved is not None and saved.would_be_best(figures):
+            self._save(step)
 
     def _save(self, step: int, scheduled: bool = True) -> None:
         self.trainer.check_finite()

@@ -1,6 +1,7 @@
 """Saving and restoring a Trainer beside what tests/contract/test_resume.py shows."""
 
 import json
+import os
 import threading
 
 import keras
@@ -72,7 +73,7 @@ def test_other_batches_or_data_are_refused_for_training_alone(tmp_path, trainer)
     (step,) = saved_at(tmp_path, trainer, 1)
     data = {name: values[:100] for name, values in DATA.items()}
     changed = make_trainer(make_strategy("mirrored", 2), data, batch=64)
-    message = "cannot be restored .*the global batch size is 64, expected 32"
+    message = "cannot be restored: its global batch size is 32, expected 64"
     with pytest.raises(ModelDirectoryError, match=message):
         Checkpoints(tmp_path, changed).restore_latest()
     assert Checkpoints(tmp_path, changed).restore_model().step == step
@@ -188,6 +189,24 @@ def test_the_best_is_kept_and_no_json_holds_nan(tmp_path, trainer):
     for path in tmp_path.glob("*.json"):
         json.loads(path.read_text(), parse_constant=pytest.fail)
     assert checkpoints.restore_best().step == trainer.step == start + 2
+
+
+def test_a_folder_that_cannot_be_read_is_reported_and_improves_nothing(
+    tmp_path, trainer, monkeypatch
+):
+    """An error of the chief alone would leave the other workers waiting."""
+    reported = []
+    retention = Retention(best_metric="loss")
+    checkpoints = Checkpoints(tmp_path, trainer, retention, reported.append)
+
+    def denied(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "listdir", denied)
+    assert not checkpoints.would_be_best({"loss": 1.0})
+    assert "Permission denied" in reported[0]
+    with pytest.raises(ModelDirectoryError, match="Permission denied"):
+        checkpoints.restore_latest()
 
 
 class TwoWorkers:

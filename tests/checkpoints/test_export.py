@@ -101,6 +101,17 @@ def test_killed_at_any_step_a_whole_export_is_left(tmp_path, replaces):
     assert seen == ({"old", None, "new"} if replaces else {None, "new"})
 
 
+def test_two_exports_at_once_do_not_mix(tmp_path):
+    class Slow(_Stub):
+        def export(self, folder, verbose):
+            export_model(_Stub("fast"), tmp_path / "export")  # as another process meanwhile
+            super().export(folder, verbose)
+
+    export_model(Slow("slow"), tmp_path / "export")
+    assert _exported(tmp_path / "export") == "slow"
+    assert [path.name for path in tmp_path.iterdir()] == ["export"]
+
+
 def test_an_export_is_on_the_disk_before_it_replaces_another(tmp_path, monkeypatch):
     """What a power cut leaves: files that were brought to the disk, and names in such folders."""
     directory, synced = tmp_path / "export", set()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import ddl
 from ddl import config
 from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.run import train
@@ -85,6 +86,12 @@ def test_what_a_run_cannot_use_is_refused_at_the_start(params, message, tmp_path
     with pytest.raises(ConfigError, match=f"(?s){message}"):
         run(tmp_path / "run", *params, **DIGITS_MLP)
     assert not (tmp_path / "run").exists()
+
+
+def test_wrong_exported_models_are_refused_at_the_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(ddl.Classification, "exported_models", [1], raising=False)
+    with pytest.raises(ConfigError, match="exported_models must be a dict"):
+        run(tmp_path / "run", **DIGITS_MLP)
 
 
 def test_a_step_that_reads_several_batches_needs_its_length():
