@@ -223,17 +223,13 @@ def _examples(pipeline: BatchPipeline) -> str:
 
 def _batch(pipeline: BatchPipeline, replicas: int) -> str:
     """Describes how the batches of an update are divided."""
-    size, microbatches, times = (
-        pipeline.global_batch_size,
-        pipeline.microbatches,
-        pipeline.batches_per_update,
-    )
-    return (
-        (f"{times} × " if times > 1 else "")
-        + f"{size:,} = {replicas} replicas × "
-        + (f"{microbatches} microbatches × " if microbatches > 1 else "")
-        + f"{size // replicas // microbatches:,}"
-    )
+    size, each = pipeline.global_batch_size, pipeline.microbatches
+    several = f"{pipeline.batches_per_update} × " if pipeline.batches_per_update > 1 else ""
+    text = f"{several}{size:,}"
+    if replicas * each == 1:
+        return text
+    of_each = f"{each} microbatches × " if each > 1 else ""
+    return f"{text} = {replicas} replicas × {of_each}{size // replicas // each:,}"
 
 
 def _learning_rates(trainer: Trainer, total: int) -> dict[str, str]:

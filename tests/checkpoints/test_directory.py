@@ -112,13 +112,3 @@ def test_any_byte_that_is_missing_or_changed_is_noticed(tmp_path, end):
     assert noticed >= len(places) - (12 if end == "index" else 0)
     path.unlink()
     assert directory.newest() is None if end == "index" else directory.damage_of(directory.at(1))
-
-
-def test_files_of_others_are_left_alone(tmp_path):
-    directory = write(tmp_path, 1)
-    for name in ("step-x.index", "step-2.txt", "notes", "step-3"):
-        (tmp_path / name).write_text("mine")
-    directory.clear_partial()
-    directory.remove(directory.saved())
-    assert names(tmp_path) == ["checkpoint", "notes", "step-2.txt", "step-3", "step-x.index"]
-    assert CheckpointDirectory(tmp_path / "absent").saved() == []

@@ -112,24 +112,6 @@ def test_two_exports_at_once_do_not_mix(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["export"]
 
 
-def test_an_export_is_on_the_disk_before_it_replaces_another(tmp_path, monkeypatch):
-    """What a power cut leaves: files that were brought to the disk, and names in such folders."""
-    directory, synced = tmp_path / "export", set()
-    export_model(_Stub("old"), directory)
-    rename = os.rename
-
-    def checked(old, new):
-        if new == directory:
-            assert {path.stat().st_ino for path in [old, *old.rglob("*")]} <= synced
-        rename(old, new)
-
-    monkeypatch.setattr("os.fsync", lambda descriptor: synced.add(os.fstat(descriptor).st_ino))
-    monkeypatch.setattr("os.rename", checked)
-    export_model(_Stub("new"), directory)
-    assert tmp_path.stat().st_ino in synced
-    assert _exported(directory) == "new"
-
-
 def test_an_export_through_a_link_and_onto_a_file(tmp_path):
     (tmp_path / "export").symlink_to(tmp_path / "elsewhere")
     for content in ("old", "new"):

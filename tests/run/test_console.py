@@ -1,5 +1,4 @@
 import io
-import re
 
 import pytest
 from rich.console import Console
@@ -46,23 +45,6 @@ def test_a_terminal_gets_lines_that_are_wrapped_between_words(terminal):
     wrapped = text.getvalue().replace(" \n", "\n")
     rate = "learning\nrate 0.05" if terminal else "learning rate 0.05"
     assert wrapped == f"step 100 · train · loss 0.5 · {rate}\n"
-
-
-FIGURES = {"loss": 0.25, "accuracy": 0.5, "examples_per_second": 123456.0}
-
-
-@pytest.mark.parametrize("width", [100, 50])
-def test_progress_is_one_line_that_fits(width):
-    text = io.StringIO()
-    console = RunConsole(Console(file=text, force_terminal=True, width=width))
-    console.start(0, 10_000)
-    console.advance(5_000, lambda: FIGURES)
-    console.close()
-    lines = re.split(r"\s*[\r\n]+", re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", text.getvalue()))
-    line = list(filter(None, lines))[-1]
-    assert re.match(r"5,000/10,000 steps \(50%\) · 0:00:\d\d · 0:00:\d\d left", line)
-    assert len(line) <= width
-    assert ("loss 0.25 · accuracy 0.5000" in line) == (width == 100)
 
 
 HOSTILE = "[/bold]:smile:\x1b[2J\x9b\u202e"

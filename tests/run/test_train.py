@@ -4,9 +4,7 @@ import json
 from pathlib import Path
 
 import gin
-import numpy as np
 import pytest
-import tensorflow as tf
 
 import ddl
 from ddl import config
@@ -34,15 +32,6 @@ def run(model_dir, *params, strategy=("one_device", 1), gin_file="digits_cnn.gin
 def metrics(model_dir, split):
     lines = [json.loads(line) for line in (model_dir / "metrics.jsonl").read_text().splitlines()]
     return [line for line in lines if line["split"] == split]
-
-
-def tensors(model_dir) -> dict[str, np.ndarray]:
-    reader = tf.train.load_checkpoint(str(model_dir / "checkpoints"))
-    return {
-        name: reader.get_tensor(name)
-        for name, dtype in reader.get_variable_to_dtype_map().items()
-        if dtype != tf.string
-    }
 
 
 @pytest.fixture(scope="module")
