@@ -14,14 +14,8 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from ddl.checkpoints import contents
-from ddl.checkpoints.directory import (
-    CheckpointDirectory,
-    Metadata,
-    Retention,
-    SavedCheckpoint,
-    reading,
-)
+from ddl.checkpoints import contents, directory
+from ddl.checkpoints.directory import Retention, SavedCheckpoint
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.tasks.parts import layers_of
@@ -61,7 +55,7 @@ class Checkpoints:
     callbacks: Sequence[object] = ()
 
     def __post_init__(self) -> None:
-        self._directory = CheckpointDirectory(self.folder)
+        self._directory = directory.CheckpointDirectory(self.folder)
         self._values = contents.values_of(self.trainer, self.callbacks)
         self._snapshots = contents.Snapshots(self.trainer.strategy)
         self._workers = Workers(self.trainer.strategy)
@@ -135,7 +129,7 @@ class Checkpoints:
         values = self._values_now()
         tensors = self._snapshots.take(values, self._workers.is_chief)
         if self._workers.is_chief:
-            metadata = Metadata(
+            metadata = directory.Metadata(
                 metrics={k: float(v) for k, v in (metrics or {}).items() if math.isfinite(v)},
                 values={value.key: value.entry for value in values},
                 position=_position_of(trainer),
@@ -170,7 +164,7 @@ class Checkpoints:
         """Waits for the chief's write; returns whether it failed. On all workers."""
         return self._workers.any(bool(self._writing.result()))
 
-    def _write(self, step: int, tensors: dict[str, tf.Tensor], metadata: Metadata) -> str:
+    def _write(self, step: int, tensors: dict[str, tf.Tensor], metadata: directory.Metadata) -> str:
         # Old checkpoints could have been removed after the last write. Removing them now frees
         # memory pages that the new file reuses (benchmarks/checkpoint_cost.py).
         self._tidy()
@@ -264,8 +258,9 @@ class Checkpoints:
         if checkpoint == "latest":
             found = self._directory.newest(self.report)
         else:
-            best = self.best().step if checkpoint == "best" and self.best() else checkpoint
-            found = self._readable(best) if best in steps else None
+            best = self.best() if checkpoint == "best" else None
+            step = best.step if best else checkpoint
+            found = self._readable(int(step)) if step in steps else None
         if found is None:
             raise ModelDirectoryError(
                 f"There is no checkpoint {checkpoint} in {self.folder}. Pass another --model_dir, "
@@ -346,7 +341,7 @@ class Checkpoints:
         state: dict[str, tf.Tensor] = {}
         try:
             if not failure:
-                with reading(saved.prefix) as reader:
+                with directory.reading(saved.prefix) as reader:
                     state = contents.assign(values, reader, self.trainer.strategy)
         except tf.errors.OpError as error:  # the run has just removed it
             failure = error.message

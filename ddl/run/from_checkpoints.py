@@ -107,12 +107,13 @@ def evaluate_restored(trainer: Trainer, files: Files, console: RunConsole) -> di
 
 def _has(files: Files, step: int, figures: Mapping[str, float]) -> bool:
     """Returns whether metrics.jsonl has these figures of an evaluation, up to rounding."""
-    return any(
-        row["step"] == step
-        and row.get("split") == "eval"
-        and all(math.isclose(row.get(k) or 0, v, rel_tol=1e-5) for k, v in figures.items())
-        for row in files.json_lines.rows()
-    )
+    for row in files.json_lines.rows():
+        if row["step"] == step and row.get("split") == "eval":
+            known = [row.get(name) for name in figures]
+            pairs = zip(known, figures.values(), strict=True)
+            if None not in known and all(math.isclose(a, b, rel_tol=1e-5) for a, b in pairs):
+                return True
+    return False
 
 
 def follow(trainer: Trainer, files: Files, timeout: float, total: int, console: RunConsole) -> None:

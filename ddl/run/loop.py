@@ -17,15 +17,7 @@ from ddl.optimizers.groups import ONLY, by_name, frozen_until
 from ddl.optimizers.learning_rate import learning_rate_at
 from ddl.optimizers.loss_weight import loss_weights
 from ddl.optimizers.plateau import plateaus_of
-from ddl.run.callbacks import (
-    AfterEvaluation,
-    AfterSave,
-    Callback,
-    EarlyStopping,
-    Every,
-    Moment,
-    checked_changes,
-)
+from ddl.run import callbacks
 from ddl.run.plan import Files, RunPlan
 from ddl.run.trackers import TrackerWriter
 from ddl.run.writers import RunConsole, Writer
@@ -178,13 +170,13 @@ class Run:
         """Trains to the end, or to an early one; returns when the last checkpoint is on disk."""
         trainer, plan = self.trainer, self.plan
         # The checkpoint comes last: once a step is saved, its logs are already written.
-        every = [Periodic(x.steps, partial(self._call_every, x), _NEVER) for x in plan.of(Every)]
+        every = plan.of(callbacks.Every)
         actions: list[Action] = [
             self._profile,
             EachLoop(self._show_progress),
             Periodic(plan.log_every, self._log, self._total),
             *([Periodic(plan.eval_every, self._evaluate, self._total)] if self.evaluates else []),
-            *every,
+            *(Periodic(one.steps, partial(self._call_every, one), _NEVER) for one in every),
             EachLoop(self._save_if_best),
             Periodic(plan.checkpoint_every, self._save, self._total),
             EachLoop(self._profile.begin),
@@ -259,7 +251,7 @@ class Run:
             if step < self._total and self._reason_to_end():
                 self.trainer.request_stop()
         self._evaluated = (step, figures)
-        for callback in self.plan.of(AfterEvaluation):
+        for callback in self.plan.of(callbacks.AfterEvaluation):
             self.call(callback, "eval", figures)
 
     def _reduce_rates(self, step: int, figures: Mapping[str, float]) -> None:
@@ -277,12 +269,12 @@ class Run:
                 what = f"Step {step:,}: {plateau.metric} {value:.6g} does not improve"
                 self.console.line(f"{what}. The learning rate{of} is reduced to {rate:.6g}.")
 
-    def _call_every(self, callback: Callback, step: int) -> None:
+    def _call_every(self, callback: callbacks.Callback, step: int) -> None:
         self.call(callback)
 
     def call(
         self,
-        callback: Callback,
+        callback: callbacks.Callback,
         split: str = "train",
         figures: Mapping[str, float] | None = None,
         checkpoint: Path | None = None,
@@ -304,10 +296,10 @@ class Run:
             figures = logged if step == self.trainer.step else self.trainer.peek_metrics()
         trainer, is_chief = self.trainer, self._workers.is_chief
         epoch = trainer.epoch_at(trainer.step)
-        moment = Moment(trainer, trainer.step, epoch, is_chief, dict(figures), checkpoint)
+        moment = callbacks.Moment(trainer, trainer.step, epoch, is_chief, dict(figures), checkpoint)
         events = self.files.events if self.files is not None and is_chief else None
         with (
-            checked_changes(callback, moment, self.plan.holders),
+            callbacks.checked_changes(callback, moment, self.plan.holders),
             nullcontext() if events is None else events.summaries(split, moment.step),
         ):
             values = callback(moment)
@@ -327,14 +319,14 @@ class Run:
             return
         evaluated_at, figures = self._evaluated
         saved = self._checkpoints.save(figures if evaluated_at == step else {}, scheduled)
-        after = self.plan.of(AfterSave)
+        after = self.plan.of(callbacks.AfterSave)
         if saved and after and (path := self._checkpoints.written()):
             for callback in after:
                 self.call(callback, checkpoint=path)
 
     def _reason_to_end(self) -> str:
         """Returns why the run ends early, on all workers as on the chief; "" if it does not."""
-        for rule in self.plan.of(EarlyStopping):
+        for rule in self.plan.of(callbacks.EarlyStopping):
             reason = rule.reason_to_end(self.trainer.history, self.plan.eval_every or 1)
             return (reason or rule.metric) if self._workers.broadcast(bool(reason)) else ""
         return ""

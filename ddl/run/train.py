@@ -67,8 +67,8 @@ def run(
       TrainingDiverged: If the loss is no longer finite.
       DdlError: For other errors that the user can fix.
     """
-    flags = {"mode": mode, "dry_run": dry_run, "checkpoint": checkpoint, "profile": profile}
-    flags |= {"follow_timeout": follow_timeout, "predictions": predictions}
+    flags: dict[str, object] = {"mode": mode, "dry_run": dry_run, "checkpoint": checkpoint}
+    flags |= {"follow_timeout": follow_timeout, "predictions": predictions, "profile": profile}
     flags |= {x: getattr(placement, x) for x in ("jit_compile", "shard_optimizer_state")}
     # ------------------------------------------------------------------ build
     workers = Workers(placement.strategy)
@@ -122,8 +122,8 @@ def run(
         for path in export(trainer, directory.export):
             console.line(f"Exported {path}.")
     elif predictions is not None:
-        settings = {"report": console.line, "settings": config.config_text()}
-        predict(trainer, predictions, source, wanted.features, **settings)
+        text, features = config.config_text(), wanted.features
+        predict(trainer, predictions, source, features, report=console.line, settings=text)
 
 
 def _write_configs(directory: RunDirectory) -> None:
@@ -156,10 +156,10 @@ def try_all(trainer: Trainer, run_plan: RunPlan, evaluates: bool, console: RunCo
         run, checkpoints = Run(trainer, run_plan, files, console, evaluates), files.checkpoints
         for writer in (files.json_lines, files.events):
             writer.write(trainer.step, trainer.epoch_at(trainer.step), "train", made)
-        for callback in run_plan.of(Every):
-            run.call(callback, "train", made)
-        for callback in run_plan.of(AfterEvaluation):
-            run.call(callback, "eval", evaluated)
+        for every in run_plan.of(Every):
+            run.call(every, "train", made)
+        for after in run_plan.of(AfterEvaluation):
+            run.call(after, "eval", evaluated)
         checkpoints.save()
         path = checkpoints.written()
         for callback in run_plan.of(AfterSave):
