@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -109,7 +110,7 @@ def _has(files: Files, step: int, figures: Mapping[str, float]) -> bool:
     """Returns whether metrics.jsonl has these figures of an evaluation, up to rounding."""
     for row in files.json_lines.rows():
         if row["step"] == step and row.get("split") == "eval":
-            known = [row.get(name) for name in figures]
+            known: list[Any] = [row.get(name) for name in figures]
             pairs = zip(known, figures.values(), strict=True)
             if None not in known and all(math.isclose(a, b, rel_tol=1e-5) for a, b in pairs):
                 return True
