@@ -23,7 +23,6 @@ from absl import logging
 
 from ddl.checkpoints.contents import Entries, digest_of
 from ddl.choices import check_count
-from ddl.data.source import first_line
 from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.figures import Direction, direction_of
 
@@ -208,7 +207,7 @@ class CheckpointDirectory:
                     return "its JSON file is missing or was changed"
                 digest = digest_of(values, reader.get_tensor)
         except Exception as error:  # TensorFlow raises errors of many kinds here
-            return first_line(error) if str(error) else type(error).__name__
+            return str(error).partition("\n")[0].partition(" [Op:")[0] or type(error).__name__
         return "" if digest == saved.metadata.sha256 else "its values have another digest"
 
     def write(self, step: int, tensors: Mapping[str, tf.Tensor], metadata: Metadata) -> None:
