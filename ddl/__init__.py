@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
     from ddl import random as random
     from ddl import tasks as tasks
     from ddl.checkpoints.checkpoints import Checkpoints as Checkpoints
-    from ddl.checkpoints.retention import Retention as Retention
+    from ddl.checkpoints.directory import Retention as Retention
     from ddl.checkpoints.warm_start import WarmStart as WarmStart
     from ddl.optimizers.loss_weight import LossWeight as LossWeight
     from ddl.precision import LossScale as LossScale
@@ -56,7 +56,7 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
 
 _NAMES = {
     "checkpoints.checkpoints": "Checkpoints",
-    "checkpoints.retention": "Retention",
+    "checkpoints.directory": "Retention",
     "checkpoints.warm_start": "WarmStart",
     "optimizers.loss_weight": "LossWeight",
     "precision": "LossScale",

@@ -27,14 +27,17 @@ CLUSTERS: tuple[str, ...] = get_args(ClusterName)
 
 PREDICTIONS = (".jsonl", ".npz")
 
-LARGEST_STEP = 2**53
-"""Largest step that a schedule, which computes in float64, tells from the next one."""
-
 
 def check_positive(name: str, value: float | None) -> None:
     """Raises ConfigError unless a number is above 0; None passes."""
     if value is not None and not value > 0:
         raise ConfigError(f"{name} must be greater than 0, got {value}. Set it to a larger number.")
+
+
+def check_count(name: str, value: object) -> None:
+    """Raises ConfigError unless a value is an integer of at least 1."""
+    if type(value) is not int or value < 1:
+        raise ConfigError(f"{name} must be an integer of at least 1, got {value!r:.60}.")
 
 
 def check_seed(value: int | None) -> None:

@@ -26,11 +26,12 @@ def direction_of(metric: str, given: Direction | None, parameter: str) -> Direct
       parameter: Name of the config parameter, such as `Retention.best_mode`, for errors.
 
     Raises:
-      ConfigError: If no direction is given and none is known, or if `given` is neither `max` nor
-        `min`.
+      ConfigError: If no direction is given and none is known, if `given` is neither `max` nor
+        `min`, or `max` for the loss.
     """
     if given is not None:
-        check_choice(parameter, given, ("max", "min"))
+        choices = ("min",) if metric == "loss" else ("max", "min")
+        check_choice(f"{parameter} of {metric!r}", given, choices)
         return given
     for names, direction in _KNOWN:
         if re.fullmatch(names, metric):

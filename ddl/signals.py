@@ -1,4 +1,4 @@
-"""Stopping on a signal: a run saves and exits at the first SIGTERM or SIGINT, dies at the second.
+"""Stopping on a signal: a run saves and exits at the first SIGTERM or SIGINT.
 
 Without a run, as in a notebook, an interrupt ends the training loop, and then Python raises
 KeyboardInterrupt.
@@ -16,11 +16,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from ddl.output import say
+
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
-def _nothing() -> None:
-    """Does nothing."""
 
 
 @contextmanager
@@ -39,7 +37,7 @@ def keeping_handlers() -> Iterator[None]:
 
 @contextmanager
 def deferring_interrupt(
-    answer: Callable[[], None] = _nothing, withdraw: Callable[[], None] = _nothing
+    answer: Callable[[], None] = lambda: None, withdraw: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
     """Defers Python's KeyboardInterrupt to the end of the `with` block.
 
@@ -61,7 +59,7 @@ def deferring_interrupt(
     if not is_main or handler is not signal.default_int_handler:
         yield
         return
-    signals = StopSignals(answer, (signal.SIGINT,), second_ends=False)
+    signals = StopSignals(answer, (signal.SIGINT,), may_end=False)
     try:
         with signals:
             yield
@@ -73,9 +71,9 @@ def deferring_interrupt(
 
 
 class StopSignals:
-    """A context manager that records the first signal; a second one ends the process at once.
+    """A context manager that records the first signal; later ones do not cut off a save.
 
-    The exit status is then 128 + the signal's number, as in a shell.
+    The second SIGINT says so. A third one ends the process at once, with status 130.
 
     Attributes:
       received: The first signal received; None if there was none.
@@ -85,20 +83,20 @@ class StopSignals:
         self,
         answer: Callable[[], None],
         numbers: Sequence[signal.Signals] = _SIGNALS,
-        second_ends: bool = True,
+        may_end: bool = True,
     ) -> None:
         """Installs no handler yet.
 
         Args:
           answer: Called from a separate thread at the first signal.
           numbers: The signals to handle.
-          second_ends: Whether a second signal ends the process; otherwise it has no effect.
+          may_end: Whether a third SIGINT ends the process; otherwise later ones have no effect.
         """
         self.received: signal.Signals | None = None
         self._answer: Callable[[], None] | None = answer
         self._answering = threading.Lock()
         self._numbers = numbers
-        self._second_ends = second_ends
+        self._may_end = may_end
 
     def __enter__(self) -> "StopSignals":
         """Installs the handlers. Main thread only."""
@@ -124,16 +122,18 @@ class StopSignals:
             self._answer = None  # signals that the thread has not read yet get no answer
 
     def _watch(self, reading: int) -> None:
-        noted = False
+        received = 0
         while numbers := os.read(reading, 64):
-            for number in numbers:
-                if number in self._numbers and noted and self._second_ends:
-                    os._exit(128 + number)
+            for number in filter(self._numbers.__contains__, numbers):
                 with self._answering:
-                    if number in self._numbers and not noted and self._answer is not None:
+                    if not received and self._answer is not None:
                         self.received = signal.Signals(number)
                         self._answer()
-                noted |= number in self._numbers
+                received += not received or number == signal.SIGINT
+                if self._may_end and received == 2:
+                    say("Stopping after the work in progress; a third SIGINT ends it unsaved.")
+                elif self._may_end and received > 2:
+                    os._exit(128 + number)
         os.close(reading)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

@@ -41,18 +41,22 @@ def test_is_noted_while_python_waits_for_a_call():
     assert end - seen[0] > 0.2
 
 
-def test_the_second_signal_ends_the_process_at_once():
+def test_a_second_signal_cuts_off_no_save_and_a_third_interrupt_ends_at_once():
     program = (
         "import os, signal, time\n"
         "from ddl.signals import StopSignals\n"
         "with StopSignals(lambda: None) as stop:\n"
-        "    os.kill(os.getpid(), signal.SIGTERM)\n"
-        "    while stop.received is None: time.sleep(0.01)\n"
-        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    for name in ('SIGTERM', 'SIGTERM', 'SIGINT', 'SIGINT'):\n"
+        "        os.kill(os.getpid(), getattr(signal, name))\n"
+        "        time.sleep(0.3)\n"
+        "        print(name, flush=True)\n"
         "    time.sleep(600)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], timeout=300, check=False)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, timeout=300, check=False, capture_output=True, text=True)
     assert done.returncode == 128 + signal.SIGINT
+    assert done.stdout.split() == ["SIGTERM", "SIGTERM", "SIGINT"]
+    assert done.stderr.count("a third SIGINT ends it") == 1
 
 
 def interrupt():

@@ -1,5 +1,6 @@
 """Saving a Trainer to checkpoints, and restoring it from them."""
 
+import dataclasses
 import math
 import os
 import weakref
@@ -13,9 +14,8 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from ddl.checkpoints import contents
-from ddl.checkpoints.directory import CheckpointDirectory, Metadata, SavedCheckpoint, reading
-from ddl.checkpoints.retention import Retention
+from ddl.checkpoints import contents, directory
+from ddl.checkpoints.directory import Retention, SavedCheckpoint
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.tasks.parts import layers_of
@@ -28,47 +28,37 @@ _NOTHING: Future[str] = Future()
 _NOTHING.set_result("")
 
 
+@dataclasses.dataclass(eq=False)
 class Checkpoints:
     """The checkpoints of one run: model, optimizer and training state, numbered by step.
 
     The values in a checkpoint do not depend on the strategy, so a run can resume under another
-    one. A thread writes the files while training continues, one checkpoint at a time.
+    one. A thread writes the files while training continues, one checkpoint at a time. The
+    constructor creates no file or folder.
 
     Attributes:
-      folder: The folder of the checkpoints.
+      folder: Folder of the checkpoints.
+      trainer: The Trainer to save and restore.
+      retention: Which checkpoints to keep; by default the last three.
+      report: Called with a message, from any thread, when a checkpoint could not be written or a
+        damaged one was skipped.
+      before_write: Called by the writer thread before it writes. If it raises a
+        ModelDirectoryError, the checkpoint counts as not written.
+      callbacks: Objects of the run whose variables are saved too.
     """
 
-    def __init__(
-        self,
-        directory: str | os.PathLike[str],
-        trainer: Trainer,
-        retention: Retention | None = None,
-        report: Callable[[str], None] = logging.warning,
-        before_write: Callable[[], None] = lambda: None,
-        callbacks: Sequence[object] = (),
-    ):
-        """Sets up saving and restoring. Creates no file or folder.
+    folder: str | os.PathLike[str]
+    trainer: Trainer
+    retention: Retention = dataclasses.field(default_factory=Retention)
+    report: Callable[[str], None] = logging.warning
+    before_write: Callable[[], None] = lambda: None
+    callbacks: Sequence[object] = ()
 
-        Args:
-          directory: Folder of the checkpoints.
-          trainer: The Trainer to save and restore.
-          retention: Which checkpoints to keep; None keeps the last three.
-          report: Called with a message, from any thread, when a checkpoint could not be written
-            or a damaged one was skipped.
-          before_write: Called by the writer thread before it writes. If it raises a
-            ModelDirectoryError, the checkpoint counts as not written.
-          callbacks: Objects of the run whose variables are saved too.
-        """
-        self.folder = Path(directory)
-        self._retention = retention or Retention()
-        self._directory = CheckpointDirectory(directory)
-        self._trainer = trainer
-        self._report = report
-        self._before_write = before_write
-        self._callbacks = callbacks
-        self._values = contents.values_of(trainer, callbacks)
-        self._snapshots = contents.Snapshots(trainer.strategy)
-        self._workers = Workers(trainer.strategy)
+    def __post_init__(self) -> None:
+        self._directory = directory.CheckpointDirectory(self.folder)
+        self._values = contents.values_of(self.trainer, self.callbacks)
+        self._snapshots = contents.Snapshots(self.trainer.strategy)
+        self._workers = Workers(self.trainer.strategy)
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         # The result is the error message, or "". An exception would keep the tensors alive.
         self._writing = _NOTHING
@@ -81,27 +71,22 @@ class Checkpoints:
 
     def best(self) -> SavedCheckpoint | None:
         """Returns the best checkpoint by the retention's metric; None if none was evaluated."""
-        return self._retention.best(self.saved())
-
-    @property
-    def keeps_best(self) -> bool:
-        """Whether the retention has a `best_metric`."""
-        return self._retention.best_metric is not None
+        return self.retention.best(self.saved())
 
     def would_be_best(self, metrics: Mapping[str, float]) -> bool:
         """Returns whether a checkpoint with these metrics would be the best so far.
 
-        The chief decides for all workers. Eager, cross-replica context, on all workers.
+        The chief decides for all workers, and reports a folder that it cannot read. Eager,
+        cross-replica context, on all workers.
         """
-        if not self.keeps_best:
-            return False
+        improves = False
         # Only the chief can wait for its write; another worker might list the folder too early.
-        improves = self._workers.is_chief and self._retention.improves(metrics, self.saved())
+        if self._workers.is_chief and self.retention.best_metric is not None:
+            try:
+                improves = self.retention.improves(metrics, self.saved())
+            except ModelDirectoryError as error:  # the others wait for an answer
+                self.report(str(error))
         return bool(self._workers.broadcast(improves))
-
-    def has_any(self) -> bool:
-        """Returns whether the chief finds a checkpoint. Eager, cross-replica, on all workers."""
-        return bool(self._workers.broadcast(self._workers.is_chief and bool(self.saved())))
 
     def check(self) -> None:
         """Checks that a checkpoint holds every variable that training uses.
@@ -112,14 +97,9 @@ class Checkpoints:
         Raises:
           ConfigError: If a variable in use, or of a callback, is in no checkpoint.
         """
-        contents.check_covers(self._values, self._trainer.variables_in_use, self._callbacks)
+        contents.check_covers(self._values, self.trainer.variables_in_use, self.callbacks)
 
-    def save(
-        self,
-        metrics: Mapping[str, float] | None = None,
-        scheduled: bool = True,
-        ended_by: str | None = None,
-    ) -> bool:
+    def save(self, metrics: Mapping[str, float] | None = None, scheduled: bool = True) -> bool:
         """Takes a snapshot of the trainer, which a thread writes while training continues.
 
         Waits for the previous write. Does nothing if this step was the last one saved or restored,
@@ -130,7 +110,6 @@ class Checkpoints:
           metrics: Metrics of an evaluation at this step.
           scheduled: Whether the run plan saves at this step. A rewind skips the other checkpoints,
             so a signal does not change the step that a diverged run rewinds to.
-          ended_by: Name of the callback that ends the run here, if any.
 
         Returns:
           Whether it took a snapshot.
@@ -140,7 +119,7 @@ class Checkpoints:
             at different steps, or replicas differ in a variable of the task or a layer; or as
             `check` does.
         """
-        trainer = self._trainer
+        trainer = self.trainer
         trainer.check_consistent()
         if self._held_step == trainer.step and not self._has_failed():
             return False
@@ -150,14 +129,12 @@ class Checkpoints:
         values = self._values_now()
         tensors = self._snapshots.take(values, self._workers.is_chief)
         if self._workers.is_chief:
-            metadata = Metadata(
+            metadata = directory.Metadata(
                 metrics={k: float(v) for k, v in (metrics or {}).items() if math.isfinite(v)},
                 values={value.key: value.entry for value in values},
                 position=_position_of(trainer),
-                replicas=trainer.strategy.num_replicas_in_sync,
                 seconds=trainer.pace.total_seconds,
                 scheduled=scheduled,
-                ended_by=ended_by,
             )
             self._writing = self._writer.submit(self._write, trainer.step, tensors, metadata)
         self._held_step = trainer.step
@@ -165,7 +142,7 @@ class Checkpoints:
 
     def written(self) -> Path | None:
         """Waits for the chief's write; returns its path without endings, or None if it failed."""
-        return None if self._has_failed() else self.folder / f"step-{self._held_step}"
+        return None if self._has_failed() else self._directory.path / f"step-{self._held_step}"
 
     def wait(self) -> None:
         """Waits until no write is in progress."""
@@ -187,32 +164,34 @@ class Checkpoints:
         """Waits for the chief's write; returns whether it failed. On all workers."""
         return self._workers.any(bool(self._writing.result()))
 
-    def _write(self, step: int, tensors: dict[str, tf.Tensor], metadata: Metadata) -> str:
+    def _write(self, step: int, tensors: dict[str, tf.Tensor], metadata: directory.Metadata) -> str:
         # Old checkpoints could have been removed after the last write. Removing them now frees
         # memory pages that the new file reuses (benchmarks/checkpoint_cost.py).
         self._tidy()
         try:
-            self._before_write()
+            self.before_write()
             self._directory.write(step, tensors, metadata)
         except ModelDirectoryError as error:
-            self._report(str(error))
+            self.report(str(error))
             return str(error)
-        _HELD[self._trainer] = self._directory.at(step).text
+        _HELD[self.trainer] = self._directory.at(step).text
         return ""
 
     def _tidy(self) -> None:
         """Removes the checkpoints that need not be kept; reports a failure."""
         try:
-            self._directory.remove(self._retention.removable(self._directory.saved()))
-        except OSError as error:
-            self._report(f"An old checkpoint could not be removed: {error}. Remove it by hand.")
+            self._directory.remove(self.retention.removable(self._directory.saved()))
+        except ModelDirectoryError as error:
+            self.report(f"An old checkpoint could not be removed: {error}")
 
     def _values_now(self) -> list[contents.Value]:
         """Returns the values of a checkpoint, with the training state as it is."""
-        state = self._trainer.state._asdict().items()
+        state = self.trainer.state._asdict().items()
         return self._values + [contents.Value(f"state/{k}", k, v, None) for k, v in state]
 
-    def restore_latest(self, scheduled: bool = False) -> SavedCheckpoint | None:
+    def restore_latest(
+        self, scheduled: bool = False, keeps: bool = False
+    ) -> SavedCheckpoint | None:
         """Restores the trainer from the newest readable checkpoint, to resume training.
 
         Gives newer, damaged checkpoints the ending `.damaged` and reports them. Eager,
@@ -221,6 +200,9 @@ class Checkpoints:
         Args:
           scheduled: For a rewind: skip checkpoints saved on a signal, and remove all checkpoints
             newer than the restored one, since training continues differently from there.
+          keeps: Whether to keep a trainer as it is that saved or restored this checkpoint last and
+            made no update since. It keeps the values assigned since then, such as a learning rate.
+            The callbacks may be new and are restored.
 
         Returns:
           The restored checkpoint; None if there is none.
@@ -230,22 +212,7 @@ class Checkpoints:
             trainer, or another worker finds another one.
           ConfigError: Within the trainer's `evaluation_weights`.
         """
-        saved, _ = self._restore(lambda: self._newest(scheduled))
-        if saved is not None and scheduled and self._workers.is_chief:
-            there = self._directory.saved()
-            self._directory.remove(each for each in there if each.step > saved.step)
-        return saved
-
-    def resume(self) -> tuple[SavedCheckpoint | None, bool]:
-        """Does as `restore_latest`, but keeps a trainer that is at the newest checkpoint as it is.
-
-        Such a trainer saved or restored it last, and made no update since. It keeps the values
-        assigned since then, such as a learning rate. The callbacks may be new and are restored.
-
-        Returns:
-          The checkpoint, or None; and whether the trainer was kept.
-        """
-        return self._restore(self._newest, keeps=True)
+        return self._restore(lambda: self._newest(scheduled), keeps)
 
     def restore_best(self) -> SavedCheckpoint | None:
         """Restores the trainer from the best checkpoint by the retention's metric.
@@ -253,58 +220,75 @@ class Checkpoints:
         Training can continue from there. Returns, raises and is called as `restore_latest`; None if
         no checkpoint was evaluated.
         """
-        return self._restore(lambda: (best := self.best()) and self._readable(best))[0]
+        return self._restore(lambda: (best := self.best()) and self._readable(best.step))
 
-    def restore_model(self, saved: SavedCheckpoint | None = None) -> SavedCheckpoint:
+    def restore_model(self, checkpoint: str | int = "latest") -> SavedCheckpoint:
         """Restores weights, averages, step and data position, for evaluation or export.
 
         Metrics and optimizer may differ from those of the run. Changes nothing in the folder.
         Eager, cross-replica context, on all workers.
 
         Args:
-          saved: The checkpoint; None takes the newest readable one. All workers use the chief's.
+          checkpoint: `latest`, the newest readable one; `best`, by the retention's metric; or a
+            step. All workers use the chief's.
 
         Returns:
           The restored checkpoint.
 
         Raises:
-          ModelDirectoryError: If there is no checkpoint, or if on any worker it is damaged,
+          ModelDirectoryError: If there is no such checkpoint, or if on any worker it is damaged,
             removed, or does not fit the trainer, or is another one.
-          ConfigError: Within the trainer's `evaluation_weights`.
+          ConfigError: Within the trainer's `evaluation_weights`, or if there is no metric for
+            `best`.
         """
-        found = self._agreed(
-            lambda: self._readable(saved) if saved else self._directory.newest(self._report)
-        )
-        if found is None:
-            self._workers.barrier()
-            raise ModelDirectoryError(
-                f"There is no checkpoint in {self.folder}. Train first, or pass another "
-                "--model_dir."
-            )
-        averages = () if self._trainer.averages is None else ("averages/",)
+        found = self._agreed(lambda: self._find(checkpoint))
+        assert found is not None  # else `_find` raises
+        averages = () if self.trainer.averages is None else ("averages/",)
         with self._workers.failing_together():
             self._assign(found, ("model/", "task/", "state/step", "state/batches", *averages))
         return found
 
+    def _find(self, checkpoint: str | int) -> SavedCheckpoint:
+        """Returns the requested checkpoint."""
+        steps = [each.step for each in self.saved()]
+        if checkpoint == "best" and self.retention.best_metric is None:
+            raise ConfigError(
+                "--checkpoint=best requires Retention.best_metric, got None. Set it in the config."
+            )
+        if checkpoint == "latest":
+            found = self._directory.newest(self.report)
+        else:
+            best = self.best() if checkpoint == "best" else None
+            step = best.step if best else checkpoint
+            found = self._readable(int(step)) if step in steps else None
+        if found is None:
+            raise ModelDirectoryError(
+                f"There is no checkpoint {checkpoint} in {self.folder}. Pass another --model_dir, "
+                f"or one of the steps that it has: {contents.some([*map(str, steps)]) or 'none'}."
+            )
+        return found
+
     def _newest(self, scheduled: bool = False) -> SavedCheckpoint | None:
         """Finds the newest readable checkpoint, and cleans up after a kill."""
-        saved = self._directory.newest(self._report, scheduled, moves=True)
+        saved = self._directory.newest(self.report, scheduled, moves=True)
         self._directory.clear_partial()
         self._tidy()
+        if saved is not None and scheduled:
+            self._directory.remove(x for x in self._directory.saved() if x.step > saved.step)
         return saved
 
-    def _readable(self, saved: SavedCheckpoint) -> SavedCheckpoint:
-        if damage := self._directory.damage_of(saved):
+    def _readable(self, step: int) -> SavedCheckpoint:
+        if damage := self._directory.damage_of(saved := self._directory.at(step)):
             raise ModelDirectoryError(
-                f"{saved} cannot be read: {damage}. Pass another --checkpoint. All workers need "
+                f"{saved} cannot be read: {damage}. Pass another --checkpoint; all workers need "
                 "the files of the chief's --model_dir."
             )
         return saved
 
     def _agreed(self, find: Callable[[], SavedCheckpoint | None]) -> SavedCheckpoint | None:
         """Returns the checkpoint that `find` returns on the chief, verified on every worker."""
-        self._trainer.check_idle("Restoring a checkpoint")
-        self._trainer.check_has_own_weights()
+        self.trainer.check_idle("Restoring a checkpoint")
+        self.trainer.check_has_own_weights()
         self.wait()
         with self._workers.failing_together():
             saved = find() if self._workers.is_chief else None
@@ -312,65 +296,65 @@ class Checkpoints:
         if step < 0:
             return None
         with self._workers.failing_together():
-            saved = saved or self._readable(self._directory.at(step))
+            saved = saved or self._readable(step)
         digests = self._workers.gather(np.array([float(zlib.crc32(saved.text.encode()))]))[:, 0]
         for worker in np.flatnonzero(digests != digests[0])[:1]:
             self._workers.barrier()
             raise ModelDirectoryError(
-                f"All workers must restore the same checkpoint, but step {step:,} of worker "
-                f"{worker} has another digest than that of the chief, in {self.folder}. Give all "
-                "workers one --model_dir on a file system that they share."
+                f"Step {step:,} in {self.folder} of worker {worker} has another digest than the "
+                "chief's. Give all workers one --model_dir on a file system that they share."
             )
         return saved
 
     def _restore(
         self, find: Callable[[], SavedCheckpoint | None], keeps: bool = False
-    ) -> tuple[SavedCheckpoint | None, bool]:
+    ) -> SavedCheckpoint | None:
         """Restores the checkpoint that `find` returns on the chief, to train from there."""
-        trainer = self._trainer
         if (saved := self._agreed(find)) is None:
-            return None, False
+            return None
         keeps = keeps and self._is_at(saved)
         with self._workers.failing_together():
-            _check_position(saved, trainer)
-            self._assign(saved, ("callbacks/",) if keeps else ("",))
+            of_data = _position_differs(saved, self.trainer)
+            self._assign(saved, ("callbacks/",) if keeps else ("",), of_data)
         if not keeps:
-            _HELD[trainer] = saved.text
-        trainer.pace.total_seconds = max(trainer.pace.total_seconds, saved.metadata.seconds)
+            _HELD[self.trainer] = saved.text
+        pace = self.trainer.pace
+        pace.total_seconds = max(pace.total_seconds, saved.metadata.seconds)
         self._held_step, self._writing = saved.step, _NOTHING
-        return saved, keeps
+        return saved
 
     def _is_at(self, saved: SavedCheckpoint) -> bool:
         """Returns whether the chief's trainer is at a checkpoint, and those of all are whole."""
-        is_at = _HELD.get(self._trainer) == saved.text and self._trainer.step == saved.step
+        is_at = _HELD.get(self.trainer) == saved.text and self.trainer.step == saved.step
         is_at = is_at or not self._workers.is_chief
         try:
-            self._trainer.check_consistent()
+            self.trainer.check_consistent()
         except ConfigError:
             is_at = False
         return not self._workers.any(not is_at)
 
-    def _assign(self, saved: SavedCheckpoint, parts: tuple[str, ...]) -> None:
-        """Assigns the values whose keys begin with one of `parts`; none if one does not fit."""
+    def _assign(self, saved: SavedCheckpoint, parts: tuple[str, ...], failure: str = "") -> None:
+        """Assigns the values whose keys begin with one of `parts`; none if there is a failure."""
         values = [value for value in self._values_now() if value.key.startswith(parts)]
         there = {k: e for k, e in saved.metadata.values.items() if k.startswith(parts)}
-        failure, state = contents.differences(there, {v.key: v.entry for v in values}), {}
+        failure = failure or contents.differences(there, {v.key: v.entry for v in values})
+        state: dict[str, tf.Tensor] = {}
         try:
             if not failure:
-                with reading(saved.prefix) as reader:
-                    state = contents.assign(values, reader, self._trainer.strategy)
+                with directory.reading(saved.prefix) as reader:
+                    state = contents.assign(values, reader, self.trainer.strategy)
         except tf.errors.OpError as error:  # the run has just removed it
             failure = error.message
         if failure:
             raise ModelDirectoryError(
-                f"{saved} cannot be restored into this model and optimizer: {failure}. Pass the "
-                "config and the callbacks of the run that saved it, or another --model_dir."
+                f"{saved} cannot be restored: {failure}. Pass config, data and callbacks of the "
+                "run that saved it, or another --model_dir, such as with these weights (WarmStart)."
             )
-        for layer in layers_of(self._trainer.task):
+        for layer in layers_of(self.trainer.task):
             if isinstance(layer, keras.layers.Normalization) and layer.built:
                 layer.finalize_state()  # it computes with constants made from its variables
         if state:
-            self._trainer.restore(self._trainer.state._replace(**state))
+            self.trainer.restore(self.trainer.state._replace(**state))
 
 
 def _position_of(trainer: Trainer) -> dict[str, int | None]:
@@ -385,13 +369,8 @@ def _position_of(trainer: Trainer) -> dict[str, int | None]:
     return found
 
 
-def _check_position(saved: SavedCheckpoint, trainer: Trainer) -> None:
-    """Raises ModelDirectoryError if steps or data positions mean something else here."""
+def _position_differs(saved: SavedCheckpoint, trainer: Trainer) -> str:
+    """Returns how steps or data positions mean something else here; "" if they do not."""
     was, now = saved.metadata.position, _position_of(trainer)
-    for label in {**was, **now}:
-        if was.get(label) != now.get(label):
-            raise ModelDirectoryError(
-                f"The {label} must be {was.get(label)}, as in the run that saved {saved}, got "
-                f"{now.get(label)}: the position in the data depends on it. Keep it, or start a "
-                "new run from these weights (WarmStart) in another --model_dir."
-            )
+    changed = [label for label in {**was, **now} if was.get(label) != now.get(label)]
+    return contents.some([f"its {x} is {was.get(x)}, expected {now.get(x)}" for x in changed], 3)

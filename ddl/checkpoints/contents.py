@@ -2,7 +2,8 @@
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import keras
@@ -22,6 +23,9 @@ Entry: TypeAlias = tuple[str, Sequence[int], str]
 
 Entries: TypeAlias = Mapping[str, Entry]
 """The entries of a checkpoint by key, such as `model/0003`."""
+
+SEED_STATE = "seed_generator_state"
+"""End of the path of the state of a generator of Keras's random layers."""
 
 _WITH_VARIABLES = (keras.metrics.Metric, keras.optimizers.Optimizer)
 _WITH_A_STATE = (keras.random.SeedGenerator, tf.random.Generator)
@@ -58,23 +62,22 @@ def values_of(trainer: Trainer, callbacks: Sequence[object] = ()) -> list[Value]
 
     The order is that in which Keras tracks variables, and that of attributes, lists and dicts.
     """
-    # `task` is what the task holds beside its models.
-    parts = ("model", "task", "averages", "optimizer", "callbacks")
-    found: dict[str, list[tuple[str, tf.Variable]]] = {part: [] for part in parts}
+    found: dict[str, list[tuple[str, tf.Variable]]] = {"model": [], "averages": [], "optimizer": []}
     for name, optimizer in by_name(trainer.optimizer).items():
         found["optimizer"] += [(f"{name}/{v.path}", v.value) for v in optimizer.variables]
         if (plateau := plateau_of(optimizer)) is not None:
             found["optimizer"] += [(f"{name}/{key}", v) for key, v in plateau.state.items()]
-    seen = {id(variable) for _, variable in found["optimizer"]}
+    if trainer.averages is not None:
+        found["averages"] = [(_name(average), average) for average in trainer.averages.variables]
+    seen = {id(variable) for part in found.values() for _, variable in part}
     for name, model in models_of(trainer.task).items():
         before = "" if name == "model" else f"{name}/"
         found["model"] += [(f"{before}{p}", v) for p, v in _within(model.variables, "", seen)]
-    if trainer.averages is not None:
-        found["averages"] = [(_name(average), average) for average in trainer.averages.variables]
-    seen |= {id(variable) for _, variable in found["averages"]}
-    found["task"] += _within([layers_of(trainer.task), attributes_of(trainer.task)], "", seen)
-    for callback in callbacks:
-        found["callbacks"] += _within(attributes_of(callback), type(callback).__name__, seen)
+    others = [layers_of(trainer.task), attributes_of(trainer.task)]
+    found["task"] = [*_within(others, "", seen)]  # what it holds beside its models
+    found["callbacks"] = []
+    for one in callbacks:
+        found["callbacks"] += _within(attributes_of(one), type(one).__name__, seen)
     slots = {} if trainer.sharding is None else trainer.sharding.slots
     wholes = {id(slot.variable.value): slot.shape for slot in slots.values()}
     return [
@@ -94,10 +97,8 @@ def _within(item: object, path: str, seen: set[int]) -> Iterator[tuple[str, tf.V
             yield from _within(value, f"{path}/{key}", seen)
     elif isinstance(item, set | frozenset):
         if any(True for _ in _within([*item], path, set())):
-            raise ConfigError(
-                f"A checkpoint cannot hold the variables of {path}: a set has no order. Keep what "
-                "has them in a list or a dict."
-            )
+            what = f"A checkpoint cannot hold the variables of {path}: a set has no order"
+            raise ConfigError(f"{what}. Keep them in a list or a dict.")
     elif isinstance(item, keras.Variable):
         yield from _within(item.value, item.path, seen)
     elif id(item) in seen:
@@ -137,18 +138,15 @@ def check_covers(
     held = {id(copy.handle) for value in values for copy in copies_of(value.variable)}
     if lost := sorted({_name(v) for v in used if id(v.handle) not in held}):
         raise ConfigError(
-            f"The training step uses the variables {some(lost)}, but neither the model nor the "
-            "optimizer nor the task owns them, so no checkpoint would hold them. Keep each one in "
-            "an attribute of the task or of a layer."
+            f"The training step uses the variables {some(lost)}, which no checkpoint would hold. "
+            "Keep each one in an attribute of the task or of a layer."
         )
     for callback in callbacks:
         found = _within(attributes_of(callback), type(callback).__name__, set())
         if lost := [path for path, v in found if id(copies_of(v)[0].handle) not in held]:
             raise ConfigError(
-                f"The callback {type(callback).__name__} has the variables {some(lost)}, which no "
-                "checkpoint holds: they were made after the run began. Make each tf.Variable in "
-                "__init__ and keep it in an attribute, a list or a dict; build a model there, with "
-                "model.build(shape); and call optimizer.build(variables)."
+                f"The callback {type(callback).__name__} made {some(lost)} after the run began, so "
+                "no checkpoint holds it. Make variables, and build models, in its __init__."
             )
 
 
@@ -272,20 +270,33 @@ def assign(
     return tensors
 
 
-def digest_of(values: Iterable[tuple[str, np.ndarray]]) -> str:
+def digest_of(entries: Entries, read: Callable[[str], np.ndarray]) -> str:
     """Returns the SHA-256 over keys and bytes of weights, slots, statistics and averages.
 
+    State and callbacks, which say where a run stands, do not count, nor do the states of Keras's
+    seed generators: without a seed they differ between equal runs, whose draws do not use them.
+
     Args:
-      values: Keys and values of a checkpoint. State and callbacks, which say where a run stands,
-        count for nothing.
+      entries: The entries of a checkpoint, each of which is read.
+      read: Returns the value of a key.
     """
     found = hashlib.sha256()
-    for key, value in values:
-        if not key.startswith(("callbacks/", "state/")):
-            found.update(f"{key}\0".encode())
-            is_text = value.dtype.kind == "O"  # an array of texts holds their addresses
-            found.update(repr(value.tolist()).encode() if is_text else value.tobytes())
+    for key, (path, *_) in entries.items():
+        value = read(key)
+        if not (key.startswith(("callbacks/", "state/")) or path.endswith(SEED_STATE)):
+            found.update(key.encode() + b"\0" + _bytes(value))
     return found.hexdigest()
+
+
+def checksums(values: Iterable[Value]) -> list[int]:
+    """Returns the CRC-32 of each variable on this process; 0 for slots in shares."""
+    copies = [None if value.whole is not None else copies_of(value.variable)[0] for value in values]
+    return [0 if copy is None else zlib.crc32(_bytes(copy.numpy())) for copy in copies]
+
+
+def _bytes(value: np.ndarray) -> bytes:
+    """Returns the content of an array; one of texts holds their addresses."""
+    return repr(value.tolist()).encode() if value.dtype.kind == "O" else value.tobytes()
 
 
 def _name(variable: Any) -> str:

@@ -1,4 +1,4 @@
-"""The checkpoint files of a run, written atomically and verified when read.
+"""The checkpoint files of a run, written atomically, verified when read, and kept by a rule.
 
 The checkpoint of step N consists of `step-N.index` and `step-N.data-…`, in TensorFlow's format, and
 of `step-N.json`, which lists the values and says where the run stands. The files are written to a
@@ -8,21 +8,26 @@ index does.
 
 import dataclasses
 import json
+import math
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 from absl import logging
 
 from ddl.checkpoints.contents import Entries, digest_of
-from ddl.checkpoints.durable_files import sync, write_atomically
-from ddl.errors import ModelDirectoryError
+from ddl.choices import check_count
+from ddl.errors import ConfigError, ModelDirectoryError
+from ddl.figures import Direction, direction_of
+
+Report: TypeAlias = Callable[[str], None]
+"""Takes a message for the user."""
 
 _JSON = "json"  # key of the JSON text in TensorFlow's file
 _FILE = re.compile(r"step-(?P<step>\d+)\.(?P<ending>index|json|partial|data-\d+-of-\d+)")
@@ -36,10 +41,8 @@ class Metadata:
       metrics: Metrics of the evaluation at this step, if any, that are finite.
       values: Path, shape and dtype of each value, by its key in TensorFlow's file.
       position: Numbers on which the position in the data depends, by what they are.
-      replicas: Number of replicas of the run.
       seconds: Seconds that the run had spent on updates.
       scheduled: Whether the run plan saves at this step; False for a save on a signal.
-      ended_by: Name of the callback that ended the run at this step, if any.
       sha256: Digest of keys and bytes of weights, slots, statistics and averages, which equal runs
         share. `CheckpointDirectory.write` fills it in.
     """
@@ -47,10 +50,8 @@ class Metadata:
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     values: Entries = dataclasses.field(default_factory=dict)
     position: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
-    replicas: int = 1
     seconds: float = 0.0
     scheduled: bool = True
-    ended_by: str | None = None
     sha256: str = ""
 
 
@@ -74,6 +75,72 @@ class SavedCheckpoint:
         return self.prefix
 
 
+@dataclasses.dataclass(frozen=True)
+class Retention:
+    """The checkpoints to keep: the last few, those at every N steps, and the best.
+
+    During training the folder holds one checkpoint more, since old ones are removed before the
+    next write. The best checkpoint is found from the metrics saved with each checkpoint; no other
+    file records it.
+
+    Attributes:
+      last: How many of the latest checkpoints to keep. A checkpoint saved on a signal does not
+        count; it is kept while it is the newest.
+      every: Steps; checkpoints at multiples of it are kept for good. None keeps none this way.
+      best_metric: Evaluation metric, such as `accuracy`, by which the best checkpoint is kept;
+        None keeps none this way. An evaluation better than all before it saves a checkpoint.
+      best_mode: `max` or `min`; None takes the smallest loss or the largest accuracy. Any other
+        metric requires it.
+
+    Raises:
+      ConfigError: If a number is below 1, or `best_mode` is missing, unknown, or given without a
+        `best_metric`.
+    """
+
+    last: int = 3
+    every: int | None = None
+    best_metric: str | None = None
+    best_mode: Direction | None = None
+
+    def __post_init__(self) -> None:
+        check_count("Retention.last", self.last)
+        check_count("Retention.every", 1 if self.every is None else self.every)
+        if self.best_metric is not None:
+            direction_of(self.best_metric, self.best_mode, "Retention.best_mode")
+        elif self.best_mode is not None:
+            raise ConfigError(
+                f"Retention.best_mode is {self.best_mode!r}, but Retention.best_metric is None. "
+                "Set best_metric, or leave best_mode out."
+            )
+
+    def best(self, saved: Sequence[SavedCheckpoint]) -> SavedCheckpoint | None:
+        """Returns the best checkpoint, the earliest among equals; None if none was evaluated."""
+        best = max(saved, key=lambda each: self._rating(each.metadata.metrics), default=None)
+        return best if best and self._rating(best.metadata.metrics) > -math.inf else None
+
+    def improves(self, metrics: Mapping[str, float], saved: Sequence[SavedCheckpoint]) -> bool:
+        """Returns whether a checkpoint with these metrics would be better than all in `saved`."""
+        best = self.best(saved)
+        return self._rating(metrics) > (self._rating(best.metadata.metrics) if best else -math.inf)
+
+    def removable(self, saved: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
+        """Returns the checkpoints that need not be kept; `saved` is sorted by step."""
+        scheduled = [each for each in saved if each.metadata.scheduled]
+        stays = {each.step for each in (*saved[-1:], *scheduled[-self.last :])}
+        stays |= {each.step for each in scheduled if self.every and each.step % self.every == 0}
+        if best := self.best(saved):
+            stays.add(best.step)
+        return [each for each in saved if each.step not in stays]
+
+    def _rating(self, metrics: Mapping[str, float]) -> float:
+        """Returns a rating, higher is better; -inf if `metrics` lacks the metric."""
+        value = metrics.get(self.best_metric or "", math.nan)
+        if not math.isfinite(value):  # no checkpoint holds it
+            return -math.inf
+        falls = direction_of(str(self.best_metric), self.best_mode, "Retention.best_mode") == "min"
+        return -value if falls else value
+
+
 class CheckpointDirectory:
     """Lists, writes, checks and removes the checkpoints in one folder."""
 
@@ -95,10 +162,7 @@ class CheckpointDirectory:
         return SavedCheckpoint(step, prefix, metadata, text)
 
     def newest(
-        self,
-        report: Callable[[str], None] = logging.warning,
-        scheduled: bool = False,
-        moves: bool = False,
+        self, report: Report = logging.warning, scheduled: bool = False, moves: bool = False
     ) -> SavedCheckpoint | None:
         """Returns the newest readable checkpoint, if any.
 
@@ -141,9 +205,9 @@ class CheckpointDirectory:
             with reading(saved.prefix) as reader:
                 if reader.get_tensor(_JSON).decode() != saved.text:
                     return "its JSON file is missing or was changed"
-                digest = digest_of((key, reader.get_tensor(key)) for key in values)
+                digest = digest_of(values, reader.get_tensor)
         except Exception as error:  # TensorFlow raises errors of many kinds here
-            return first_line(error)
+            return str(error).partition("\n")[0].partition(" [Op:")[0] or type(error).__name__
         return "" if digest == saved.metadata.sha256 else "its values have another digest"
 
     def write(self, step: int, tensors: Mapping[str, tf.Tensor], metadata: Metadata) -> None:
@@ -159,61 +223,59 @@ class CheckpointDirectory:
             remains; an earlier one of the same step may.
         """
         partial = self.path / f"step-{step}.partial"
-        digest = digest_of((key, tensors[key].numpy()) for key in metadata.values)
+        digest = digest_of(metadata.values, lambda key: tensors[key].numpy())
         fields = dataclasses.asdict(dataclasses.replace(metadata, sha256=digest))
         text = json.dumps(fields, indent=1, allow_nan=False)
         tensors = {**tensors, _JSON: tf.constant(text)}
         try:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-            with tf.device("CPU:0"):
-                tf.raw_ops.SaveV2(
-                    prefix=str(partial / f"step-{step}"),
-                    tensor_names=list(tensors),
-                    shape_and_slices=[""] * len(tensors),
-                    tensors=list(tensors.values()),
-                )
-            (partial / f"step-{step}.json").write_text(text)
-            files = list(partial.iterdir())
-            for path in [*files, partial]:
-                sync(path)
-            self.remove([self.at(step)])
-            for path in sorted(files, key=lambda path: path.suffix == ".index"):
-                os.replace(path, self.path / path.name)
-            sync(self.path)
-            # For `tf.train.latest_checkpoint`; ddl does not read it.
-            write_atomically(self.path / "checkpoint", f'model_checkpoint_path: "step-{step}"\n')
-        except (tf.errors.OpError, OSError) as error:
-            raise ModelDirectoryError(
-                f"The checkpoint of step {step} could not be written to {self.path}: "
-                f"{first_line(error)}. Check the free disk space and the permissions."
-            ) from error
+            with naming(f"The checkpoint of step {step} in {self.path}"):
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir(parents=True)
+                with tf.device("CPU:0"):
+                    tf.raw_ops.SaveV2(
+                        prefix=str(partial / f"step-{step}"),
+                        tensor_names=list(tensors),
+                        shape_and_slices=[""] * len(tensors),
+                        tensors=list(tensors.values()),
+                    )
+                (partial / f"step-{step}.json").write_text(text)
+                files = list(partial.iterdir())
+                for path in [*files, partial]:
+                    sync(path)
+                self.remove([self.at(step)])
+                for path in sorted(files, key=lambda path: path.suffix == ".index"):
+                    os.replace(path, self.path / path.name)
+                sync(self.path)
+                # For `tf.train.latest_checkpoint`; ddl does not read it.
+                latest = f'model_checkpoint_path: "step-{step}"\n'
+                write_atomically(self.path / "checkpoint", latest)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
     def remove(self, many: Iterable[SavedCheckpoint]) -> None:
-        """Removes checkpoints. Raises OSError if a file cannot be removed."""
+        """Removes checkpoints. Raises ModelDirectoryError if a file cannot be removed."""
         there = self._files()
-        for saved in many:
-            for ending, path in there.get(saved.step, {}).items():
-                if ending != "partial":
-                    path.unlink(missing_ok=True)
+        with naming(str(self.path)):
+            for saved in many:
+                for ending, path in there.get(saved.step, {}).items():
+                    if ending != "partial":
+                        path.unlink(missing_ok=True)
 
     def clear_partial(self) -> None:
         """Removes the files that an interrupted save or removal left behind."""
-        for files in self._files().values():
-            for ending, path in files.items():
-                if ending == "partial":
-                    shutil.rmtree(path, ignore_errors=True)
-                elif "index" not in files:
-                    path.unlink(missing_ok=True)
+        with naming(str(self.path)):
+            for files in self._files().values():
+                for ending, path in files.items():
+                    if ending == "partial":
+                        shutil.rmtree(path, ignore_errors=True)
+                    elif "index" not in files:
+                        path.unlink(missing_ok=True)
 
     def _files(self) -> dict[int, dict[str, Path]]:
         """Returns the files by step and ending, each step's index first."""
-        try:
+        names: list[str] = []
+        with naming(str(self.path)), suppress(FileNotFoundError, NotADirectoryError):
             names = os.listdir(self.path)  # `Path.glob` would hide that the folder is not readable
-        except (FileNotFoundError, NotADirectoryError):
-            return {}
         found: dict[int, dict[str, Path]] = {}
         for file in sorted(names, key=lambda file: not file.endswith(".index")):
             if name := _FILE.fullmatch(file):
@@ -238,7 +300,43 @@ def reading(prefix: str) -> Iterator[Any]:
         yield tf.train.load_checkpoint(os.path.join(link, name))
 
 
-def first_line(error: Exception) -> str:
-    """Returns an error's first line, without TensorFlow's ` [Op:…` suffix and without full stop."""
-    text = str(getattr(error, "strerror", None) or getattr(error, "message", None) or error)
-    return (text.strip().splitlines() or [type(error).__name__])[0].split(" [Op:")[0].rstrip(".")
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Turns errors of the system in the `with` block into ModelDirectoryErrors that name a file."""
+    try:
+        yield
+    except (OSError, ValueError, tf.errors.OpError) as error:
+        raise ModelDirectoryError(
+            f"{what} cannot be written or read: {str(error).partition(' [Op:')[0]}. Check "
+            "permissions and disk space, restore it from a backup, or pass another name."
+        ) from error
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replaces a file's content atomically: a crash leaves the old content or the new one.
+
+    Raises:
+      OSError: If the content cannot be written; the old content then stays. Or if the folder
+        cannot be synced after the replacement.
+    """
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.unlink(missing_ok=True)  # left by a crash, or a link that somebody planted
+        with partial.open("xb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Flushes a file's content or a folder's entries to disk. Raises OSError if it cannot."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

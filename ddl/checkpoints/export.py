@@ -2,12 +2,13 @@
 
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import keras
 import tensorflow as tf
 
-from ddl.checkpoints.durable_files import sync
+from ddl.checkpoints.directory import sync
 from ddl.errors import ConfigError, ModelDirectoryError
 
 
@@ -33,7 +34,7 @@ def export_model(model: keras.Model, directory: str | os.PathLike[str]) -> list[
       ModelDirectoryError: If the export cannot be written, or `directory` is a file.
     """
     place = Path(os.path.realpath(directory))  # keep a link, and replace its target
-    partial, replaced = (place.with_name(f"{place.name}.{end}") for end in ("partial", "replaced"))
+    replaced = place.with_name(f"{place.name}.replaced")
     try:
         if place.is_file():
             raise NotADirectoryError(f"{place} is a file, not a directory")
@@ -41,16 +42,18 @@ def export_model(model: keras.Model, directory: str | os.PathLike[str]) -> list[
         if replaced.exists() and not place.exists():
             os.rename(replaced, place)
         shutil.rmtree(replaced, ignore_errors=True)
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        model.save(partial / "model.keras")
-        model.export(str(partial / "saved_model"), verbose=False)
-        for folder, _, files in os.walk(partial):
-            for name in (*files, "."):
-                sync(Path(folder, name))
-        if place.exists():
-            os.rename(place, replaced)
-        os.rename(partial, place)
+        prefix = f"{place.name}.partial-"
+        with tempfile.TemporaryDirectory(dir=place.parent, prefix=prefix) as folder:
+            partial = Path(folder, place.name)
+            partial.mkdir()
+            model.save(partial / "model.keras")
+            model.export(str(partial / "saved_model"), verbose=False)
+            for each, _, files in os.walk(partial):
+                for name in (*files, "."):
+                    sync(Path(each, name))
+            if place.exists():
+                os.rename(place, replaced)
+            os.rename(partial, place)
         sync(place.parent)
         shutil.rmtree(replaced, ignore_errors=True)
     except NotImplementedError as error:
@@ -60,6 +63,4 @@ def export_model(model: keras.Model, directory: str | os.PathLike[str]) -> list[
         ) from error
     except (OSError, tf.errors.OpError) as error:
         raise ModelDirectoryError(f"The export to {directory} failed: {error}.") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return [place / "model.keras", place / "saved_model"]

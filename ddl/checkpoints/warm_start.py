@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from ddl.checkpoints.contents import some
+from ddl.checkpoints.contents import SEED_STATE, some
 from ddl.checkpoints.directory import CheckpointDirectory, SavedCheckpoint, reading
 from ddl.errors import ConfigError
 from ddl.step.weight_average import AVERAGE_PREFIX, WeightAverages
@@ -62,8 +62,8 @@ class WarmStart:
           unused.
 
         Raises:
-          ConfigError: If there is no readable checkpoint, no weight matches, or a shape differs.
-            The model is then unchanged.
+          ConfigError: If there is no readable checkpoint, no weight matches, a name belongs to two
+            weights, or a shape differs. The model is then unchanged.
           ModelDirectoryError: If all checkpoints of a folder are damaged.
         """
         saved, here = _find(self.checkpoint), _by_name((v.path, v) for v in model.weights)
@@ -75,12 +75,16 @@ class WarmStart:
         read = {name: source for name, source in sources.items() if source in there}
         if not read:
             raise ConfigError(
-                f"WarmStart: at least one weight of {saved} ({some(list(there)) or 'none'}) must "
-                f"match one of the model ({some(list(here))}), got include={self.include!r} and "
-                f"rename={self.rename!r}. Correct them."
+                f"{self}: at least one weight of {saved} ({some(list(there)) or 'none'}) must "
+                f"match one of the model ({some(list(here))}). Correct include or rename."
             )
         for name, source in read.items():
-            ours, theirs = tuple(here[name].shape), tuple(entries[there[source]][1])
+            if len(here[name]) + len(there[source]) > 2:
+                raise ConfigError(
+                    f"WarmStart: {name} of this model and {source} in {saved} must name one weight "
+                    "each, got several. Rename layers, or exclude these by WarmStart.include."
+                )
+            ours, theirs = tuple(here[name][0].shape), tuple(entries[there[source][0]][1])
             if ours != theirs:
                 raise ConfigError(
                     f"WarmStart: {source} in {saved} must have the shape of {name} in this model, "
@@ -88,7 +92,7 @@ class WarmStart:
                 )
         with reading(saved.prefix) as reader:
             for name, source in read.items():
-                here[name].assign(reader.get_tensor(there[source]))
+                here[name][0].assign(reader.get_tensor(there[source][0]))
         if averages is not None:
             averages.reset()
         renamed = [n if n == source else f"{n} ← {source}" for n, source in read.items()]
@@ -107,23 +111,21 @@ def _find(path: str) -> SavedCheckpoint:
         if (newest := CheckpointDirectory(folder).newest()) is not None:
             return newest
     directory, step = CheckpointDirectory(os.path.dirname(path)), path.rpartition("/step-")[2]
-    if step.isdigit() and not directory.damage_of(directory.at(int(step))):
-        return directory.at(int(step))
+    if step.isdigit() and not directory.damage_of(saved := directory.at(int(step))):
+        return saved
     raise ConfigError(
         "WarmStart.checkpoint must be a model directory, a folder of checkpoints, or the path of a "
         f"readable checkpoint of ddl, such as runs/a/checkpoints/step-100, got {path!r}."
     )
 
 
-def _by_name(named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+def _by_name(named: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
     """Returns items by name, without the model's own name, if all names begin with one."""
-    found: dict[str, Any] = {}
+    found: dict[str, list[Any]] = {}
     for name, item in named:
-        while name in found:  # two layers of one name: in their order
-            name += "'"
-        if not name.endswith("seed_generator_state"):
-            found[name] = item
-    first = {name.split("/")[0] for name in found}
-    if len(first) == 1 and all(name.count("/") > 1 for name in found):
-        return {name.partition("/")[2]: item for name, item in found.items()}
+        if not name.endswith(SEED_STATE):
+            found.setdefault(name, []).append(item)
+    is_in_model = all(name.count("/") > 1 for name in found)
+    if is_in_model and len({name.partition("/")[0] for name in found}) == 1:
+        return {name.partition("/")[2]: items for name, items in found.items()}
     return found

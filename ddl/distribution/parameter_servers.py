@@ -50,7 +50,7 @@ def serve(timeouts: ClusterTimeouts) -> None:
     """Executes what the chief sends, and returns when the chief has ended. Main thread only.
 
     The first SIGTERM or SIGINT does not end the process: a chief that received a signal too still
-    saves the weights on the parameter servers. A second signal ends the process at once.
+    saves the weights on the parameter servers.
 
     Args:
       timeouts: Seconds to wait for the chief at the start, and seconds of silence after which the

@@ -1,14 +1,19 @@
 """Functions of the user's that a run calls between its loops, and the early end of a run."""
 
 import dataclasses
-import functools
 import inspect
-from collections.abc import Callable, Mapping
+import math
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ddl.checkpoints.contents import checksums, some, values_of
+from ddl.choices import check_count
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, check_takes, definition_of
 from ddl.figures import Direction, direction_of, is_reserved
@@ -16,6 +21,7 @@ from ddl.training.history import History
 from ddl.training.trainer import Trainer
 
 
+@dataclasses.dataclass(frozen=True)
 class Moment:
     """The moment of a run at which a callback is called. Eager, cross-replica context.
 
@@ -28,27 +34,16 @@ class Moment:
       step: Number of updates made.
       epoch: Passes over the training data.
       is_chief: Whether this process writes the run's files.
+      figures: Loss and metrics: of the evaluation, or of training since the last log.
       checkpoint: After a save, the checkpoint's path without the endings of its files; else None.
     """
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        figures: Callable[[], Mapping[str, float]],
-        checkpoint: Path | None = None,
-    ):
-        """Keeps the arguments; `figures` is called when the callback reads them."""
-        self.trainer = trainer
-        self.step = trainer.step
-        self.epoch = trainer.epoch_at(trainer.step)
-        self.is_chief = Workers(trainer.strategy).is_chief
-        self.checkpoint = checkpoint
-        self._figures = figures
-
-    @functools.cached_property
-    def figures(self) -> dict[str, float]:
-        """Loss and metrics: of the evaluation, or of training since the last log."""
-        return dict(self._figures())
+    trainer: Trainer
+    step: int
+    epoch: float
+    is_chief: bool
+    figures: dict[str, float]
+    checkpoint: Path | None = None
 
 
 Function = Callable[[Moment], Mapping[str, float] | None]
@@ -93,7 +88,7 @@ class Callback:
 
         Raises:
           ConfigError: If it returned something else than None or numbers by name, a figure has the
-            name of one of the run's own, or the function trained.
+            name of one of the run's own, an `AfterSave` returned any, or the function trained.
         """
         trainer = moment.trainer
         with trainer.busy():
@@ -104,6 +99,8 @@ class Callback:
             fault = next((f"the name {n!r}" for n in figures if n in own or is_reserved(n)), "")
         except (TypeError, ValueError):
             fault = f"{returned!r:.60}"
+        if returned and moment.checkpoint is not None:
+            fault = "figures of an AfterSave, which a killed run would lose"
         if fault:
             raise ConfigError(
                 f"{definition_of(self.function)} must return None, or a dict from names that the "
@@ -131,11 +128,7 @@ class Every(Callback):
         Raises:
           ConfigError: If `steps` is not an integer of at least 1, or as `Callback`.
         """
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-            raise ConfigError(
-                "Every.steps must be an integer of at least 1, the number of updates between "
-                f"calls, got {steps!r:.60}."
-            )
+        check_count("Every.steps", steps)
         super().__init__(function)
         self.steps = steps
 
@@ -147,9 +140,53 @@ class AfterEvaluation(Callback):
 class AfterSave(Callback):
     """Calls a function after each save, when the checkpoint's files are on disk.
 
-    The run waits for the files. The function must not change what is trained: the checkpoint would
-    not hold it. It returns no figures, for the same reason.
+    The run waits for the files. A function that changes a variable of the trainer or of itself, or
+    returns figures, is an error: the checkpoint would not hold them.
     """
+
+
+@contextmanager
+def checked_changes(
+    callback: Callback, moment: Moment, holders: Sequence[object]
+) -> Iterator[None]:
+    """Compares what a checkpoint holds before and after the `with` block, which calls a callback.
+
+    Eager, cross-replica context, on all workers. Slots in shares are not compared.
+
+    Args:
+      callback: The callback.
+      moment: Its moment.
+      holders: The objects of all callbacks whose variables checkpoints hold.
+
+    Raises:
+      ConfigError: On all workers, if an `AfterSave` changed a variable on one, or the changes
+        differ between workers.
+    """
+    trainer, workers = moment.trainer, Workers(moment.trainer.strategy)
+    if moment.checkpoint is None and workers.number == 1:
+        yield
+        return
+    before = checksums(values_of(trainer, holders))
+    yield
+    after = checksums(values := values_of(trainer, holders))
+    of_each = zip(values, zip_longest(before, after), strict=False)
+    changes = [(value.path, now) for value, (was, now) in of_each if was != now]
+    name = f"The callback {definition_of(callback.function)}"
+    changed = some([path for path, _ in changes], 3) or "nothing"
+    with workers.failing_together():
+        if changes and moment.checkpoint is not None:
+            raise ConfigError(
+                f"{name} changed {changed} after the save, which a resumed run would lose. Change "
+                "it in Every or AfterEvaluation, which come before the save."
+            )
+    own = zlib.crc32(repr(changes).encode())
+    of_workers = workers.gather(np.array([float(own)]))[:, 0]
+    for worker in np.flatnonzero(of_workers != of_workers[0])[:1]:
+        workers.barrier()
+        raise ConfigError(
+            f"{name} must make the same changes on all workers, but those of worker {worker} and 0 "
+            f"differ, here {changed}. Use no time, no moment.is_chief and no draw without a seed."
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +203,7 @@ class EarlyStopping:
         requires it.
 
     Raises:
-      ConfigError: If `patience` is not an integer of at least 1, or `mode` is missing or unknown.
+      ConfigError: If `patience` is not an integer of at least 1, or `mode` is missing or wrong.
     """
 
     metric: str = "loss"
@@ -174,10 +211,7 @@ class EarlyStopping:
     mode: Direction | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.patience, bool) or not isinstance(self.patience, int):
-            raise ConfigError(f"EarlyStopping.patience must be an integer, got {self.patience!r}.")
-        if self.patience < 1:
-            raise ConfigError(f"EarlyStopping.patience must be at least 1, got {self.patience}.")
+        check_count("EarlyStopping.patience", self.patience)
         direction_of(self.metric, self.mode, "EarlyStopping.mode")
 
     def reason_to_end(self, history: History, eval_every: int) -> str:
@@ -187,20 +221,18 @@ class EarlyStopping:
           history: The figures of the run. Counted are evaluations at multiples of `eval_every`.
           eval_every: Period of the evaluations.
         """
-        figures = history.figures("eval")
-        due = figures["step"] % eval_every == 0
-        values = figures.get(self.metric, np.full(due.shape, np.nan))[due]
-        steps = figures["step"][due]
+        rows = [x for x in history if x["split"] == "eval" and x["step"] % eval_every == 0]
+        values = [float(row.get(self.metric, math.nan)) for row in rows]
         falls = direction_of(self.metric, self.mode, "EarlyStopping.mode") == "min"
-        rated = np.where(np.isnan(values), -np.inf, -values if falls else values)
-        best = int(np.argmax(rated)) if np.isfinite(rated).any() else -1
-        name = self.metric.replace("_", " ")
-        if len(steps) - 1 - best < self.patience:
+        finite = [place for place, value in enumerate(values) if math.isfinite(value)]
+        best = max(finite, key=lambda place: (1 - 2 * falls) * values[place], default=-1)
+        if len(rows) - 1 - best < self.patience:
             return ""
+        name = self.metric.replace("_", " ")
         if best < 0:
             return f"{name} was not a number in {self.patience} evaluations"
         return (
-            f"{name} has not improved on {values[best]:.6g}, of step {steps[best]:,}, in "
+            f"{name} has not improved on {values[best]:.6g}, of step {rows[best]['step']:,}, in "
             f"{self.patience} evaluations"
         )
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -14,13 +15,14 @@ import tensorflow as tf
 
 import ddl
 from ddl import config
+from ddl.checkpoints.directory import naming
 from ddl.config.registry import user_packages
 from ddl.config.statements import read_values
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.optimizers.groups import by_name
 from ddl.optimizers.plateau import plateaus_of
-from ddl.run.directory import RunDirectory, naming
+from ddl.run.directory import RunDirectory
 from ddl.training.checks import depends_on_microbatches
 from ddl.training.trainer import Trainer
 
@@ -101,7 +103,7 @@ def compare_with_saved_config(
     if _MICROBATCHES in changes and depends_on_microbatches(trainer.training_layers):
         report(
             f"{changes[_MICROBATCHES]}. This model computes statistics or draws random numbers per "
-            "microbatch, so the resumed run computes other updates than with the earlier number."
+            "microbatch, so the resumed run computes other updates."
         )
 
 
@@ -117,10 +119,9 @@ def _refuse(directory: RunDirectory, lines: Sequence[str]) -> None:
 
 def _may_change(name: str) -> bool:
     item, _, parameter = name.rpartition(".")
-    owner = item.rpartition("/")[2].rpartition(".")[2]
-    free = owner in _OWNERS or parameter in _PARAMETERS
-    of_length = name.startswith("TRAIN_STEPS/") or name in _FOLLOWS
-    return free or of_length or name == _MICROBATCHES
+    owner = re.split("[/.]", item)[-1]
+    is_length = name.startswith("TRAIN_STEPS/") or name in _FOLLOWS
+    return owner in _OWNERS or parameter in _PARAMETERS or is_length or name == _MICROBATCHES
 
 
 def _differences(

@@ -1,15 +1,13 @@
 """The directory of a run: its paths, its lock and its config files."""
 
 import ast
-import contextlib
 import fcntl
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ddl.checkpoints.durable_files import write_atomically
+from ddl.checkpoints.directory import naming, write_atomically
 from ddl.errors import ModelDirectoryError, NotReady
 
 _MACRO = re.compile(r"^([A-Z][A-Z0-9_]*) = (.+)$", re.MULTILINE)
@@ -44,10 +42,9 @@ class RunDirectory:
         self.export = self.path / "export"
         self._name = f"--model_dir={path}"
         self._lock: int | None = None
-        existing, fault = self.path, ""
+        fault = ""
         with naming(self._name):
-            while not existing.exists() and existing != existing.parent:
-                existing = existing.parent
+            existing = next(path for path in (self.path, *self.path.parents) if path.exists())
         if "://" in str(path):
             fault = "a URL is no local path. Mount it"
         elif not existing.is_dir():
@@ -107,18 +104,6 @@ class RunDirectory:
             write_atomically(path, text)
 
 
-@contextlib.contextmanager
-def naming(what: str) -> Iterator[None]:
-    """Turns errors of the system in the `with` block into ModelDirectoryErrors that name a file."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        raise ModelDirectoryError(
-            f"{what} cannot be written or read: {error}. Check the permissions and the free disk "
-            "space, restore the file from a backup, or pass another name."
-        ) from error
-
-
 def lock_folder(path: Path, name: str) -> int:
     """Locks a folder; returns the descriptor to close, which the end of the process closes too.
 
@@ -132,10 +117,8 @@ def lock_folder(path: Path, name: str) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise NotReady(
-            f"{name}: another process is writing to {path}. Wait until it ends, or pass another "
-            "name."
-        ) from None
+        what = f"{name}: another process is writing to {path}"
+        raise NotReady(f"{what}. Wait until it ends, or pass another name.") from None
     except OSError:
         pass  # some network file systems have no locks
     return descriptor

@@ -2,29 +2,26 @@
 
 import json
 import os
-import threading
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from signal import SIGINT
 from typing import Literal
 
-from ddl.checkpoints.retention import Retention
+from ddl.checkpoints.directory import Retention
 from ddl.checkpoints.warm_start import WarmStart
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, ModelDirectoryError, TrainingInterrupted
 from ddl.run.callbacks import Callback, EarlyStopping
 from ddl.run.comparing import arguments_of, compare_arguments
-from ddl.run.console import RunConsole
 from ddl.run.directory import RunDirectory
 from ddl.run.loop import Run
 from ddl.run.plan import Files, RunPlan
 from ddl.run.trackers import Tracker
-from ddl.signals import StopSignals
+from ddl.run.writers import RunConsole
+from ddl.signals import deferring_interrupt
 from ddl.training.history import History
-from ddl.training.progress import is_interactive
 from ddl.training.trainer import Trainer
 
 Period = int | Literal["epoch"] | None
@@ -93,16 +90,12 @@ def fit(
       TrainingInterrupted: On SIGTERM, as on SIGINT; on a signal to another worker too.
     """
     if not isinstance(trainer, Trainer):
-        raise ConfigError(
-            f"fit needs a ddl.Trainer, got {type(trainer).__name__}. Write ddl.fit(ddl.Trainer(…), "
-            "train_epochs=5)."
-        )
+        raise ConfigError(f"fit needs a ddl.Trainer, got {type(trainer).__name__}.")
     if train_epochs is not None and train_steps is None:
         trainer.count_examples()
     every = trainer.steps_per_epoch or _LOG_EVERY
-    evaluates = trainer.has_eval_data
     if eval_every == "epoch":
-        eval_every = every if evaluates else None
+        eval_every = every if trainer.has_eval_data else None
     run_plan = RunPlan(
         train_steps=train_steps,
         train_epochs=train_epochs,
@@ -119,11 +112,9 @@ def fit(
     run_plan = replace(run_plan, retention=_with_best(run_plan, restore_best))
     needs = profile or restore_best or on_divergence == "rewind" or run_plan.retention.every
     if model_dir is None and needs:
-        raise ConfigError(
-            "restore_best, profile, on_divergence='rewind' and retention.every need a directory to "
-            "write to. Pass model_dir, such as 'runs/digits'."
-        )
-    run_plan.check(trainer, evaluates)
+        what = "restore_best, profile, on_divergence='rewind' and retention.every"
+        raise ConfigError(f"{what} need a directory: pass model_dir.")
+    run_plan.check(trainer, trainer.has_eval_data)
     workers = Workers(trainer.strategy)
     console = RunConsole(shows=progress and workers.is_chief)
     files, compare, opened = None, None, None
@@ -136,32 +127,23 @@ def fit(
             opened = partial(directory.write, directory.arguments, json.dumps(given, indent=1))
         else:
             compare = partial(_check_same_run, files, trainer)
-    run = Run(trainer, run_plan, files, console, evaluates, None, profile)
+    run = Run(trainer, run_plan, files, console, trainer.has_eval_data, profile)
     if note := traits_of(trainer.strategy).note:
         console.line(note)
-    stop: StopSignals | None = None
-    interrupted = TrainingInterrupted(
-        "A signal arrived when the run had ended, so no update is lost. With model_dir, a run that "
-        "is complete is not trained again."
-    )
-    with ExitStack() as stack:
-        if threading.current_thread() is threading.main_thread():
-            stop = StopSignals(trainer.request_stop, second_ends=not is_interactive())
-            stack.callback(trainer.withdraw_stop)
-            stack.enter_context(stop)
-        try:
-            run.stop = stop
-            run.train(compare, opened, "Raise train_steps or train_epochs to train longer.")
-        except TrainingInterrupted as error:  # on a signal, or a callback called `request_stop`
-            interrupted = error
-            console.line(str(error))
-        is_stopped = workers.any(stop is not None and stop.received is not None)
-        if restore_best and files is not None and not is_stopped:
+    message = "A signal arrived when the run had ended, so no update is lost."
+    try:
+        run.train(compare, opened, "Raise train_steps or train_epochs to train longer.")
+    except TrainingInterrupted as error:  # on a signal, or a callback called `request_stop`
+        message = str(error)
+        console.line(message)
+    is_stopped = workers.any(run.stop.received is not None)
+    if restore_best and files is not None and not is_stopped:
+        with deferring_interrupt():
             _restore_best(files, trainer, console)
-    if stop is not None and stop.received == SIGINT:
-        raise KeyboardInterrupt(str(interrupted))
+    if run.stop.received == SIGINT:
+        raise KeyboardInterrupt(message)
     if is_stopped:
-        raise interrupted
+        raise TrainingInterrupted(message)
     return trainer.history
 
 
@@ -175,12 +157,11 @@ def _restore_best(files: Files, trainer: Trainer, console: RunConsole) -> None:
 
 def _with_best(run_plan: RunPlan, restore_best: bool) -> Retention:
     """Returns the retention with the metric of an `EarlyStopping`, if it has none."""
-    retention, rule = run_plan.retention, run_plan.early_stopping
-    if retention.best_metric is None and rule is not None:
-        return replace(retention, best_metric=rule.metric, best_mode=rule.mode)
-    if retention.best_metric is None and restore_best:
-        return replace(retention, best_metric="loss")
-    return retention
+    retention, rules = run_plan.retention, run_plan.of(EarlyStopping)
+    if retention.best_metric is not None or not (rules or restore_best):
+        return retention
+    rule = rules[0] if rules else EarlyStopping("loss")
+    return replace(retention, best_metric=rule.metric, best_mode=rule.mode)
 
 
 def _check_same_run(files: Files, trainer: Trainer) -> None:
@@ -188,7 +169,6 @@ def _check_same_run(files: Files, trainer: Trainer) -> None:
     saved = [each.step for each in files.checkpoints.saved()]
     if trainer.step not in saved:
         raise ModelDirectoryError(
-            f"model_dir={files.directory.path} holds a run with checkpoints up to step "
-            f"{saved[-1]:,}, but the trainer has made {trainer.step:,} updates, which resuming "
-            "would drop. Create a new Trainer to resume the run, or pass another model_dir."
+            f"The trainer has made {trainer.step:,} updates, which resuming {files.directory.path} "
+            f"from step {saved[-1]:,} would drop. Create a new Trainer, or pass another model_dir."
         )

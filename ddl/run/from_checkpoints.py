@@ -1,23 +1,25 @@
 """Evaluation and export of the checkpoints of a run, during training or later."""
 
+import math
 import os
-import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import keras
 import tensorflow as tf
 from absl import logging
 
 from ddl import config
-from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.checkpoints.directory import SavedCheckpoint
 from ddl.checkpoints.export import export_model
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, ModelDirectoryError, NotReady
-from ddl.run.console import RunConsole
 from ddl.run.directory import RunDirectory
 from ddl.run.plan import Files, Placement, build
+from ddl.run.writers import RunConsole
 from ddl.tasks.parts import models_of
 from ddl.training.trainer import Trainer
 
@@ -52,14 +54,14 @@ def load(
     directory = RunDirectory(model_dir)
     if not directory.operative_config.exists():
         raise ModelDirectoryError(
-            f"{directory.operative_config} does not exist: ddl.load reads the config of a run of "
-            "ddl.main. For a run of ddl.fit, make the Trainer and pass it to ddl.evaluate."
+            f"{directory.operative_config} does not exist: ddl.load needs a run of ddl.main. For a "
+            "run of ddl.fit, make the Trainer and pass it to ddl.evaluate."
         )
     config.load([str(directory.operative_config)])
     placement = Placement(strategy or tf.distribute.get_strategy())
     run_plan, trainer = build(placement, Workers(placement.strategy), directory)
     files = Files.of(directory, trainer, run_plan, logging.warning)
-    restore(trainer, files.checkpoints, checkpoint)
+    files.checkpoints.restore_model(checkpoint)
     return trainer
 
 
@@ -83,26 +85,36 @@ def evaluate(
       DataError: If the data cannot be read.
     """
     files = Files.of(RunDirectory(model_dir), trainer, None, logging.warning)
-    restore(trainer, files.checkpoints, checkpoint)
+    files.checkpoints.restore_model(checkpoint)
     return evaluate_restored(trainer, files, RunConsole(shows=False))
 
 
 def evaluate_restored(trainer: Trainer, files: Files, console: RunConsole) -> dict[str, float]:
     """Evaluates a trainer; writes the figures to the files of its run, and prints them."""
-    workers, step, has_them = Workers(trainer.strategy), trainer.step, False
+    workers, step = Workers(trainer.strategy), trainer.step
     with workers.failing_together():
         if workers.is_chief:  # fails before a long evaluation
-            files.json_lines.drop_after(sys.maxsize)  # a cut-off line
-            rows = files.json_lines.rows()
-            has_them = any(row["step"] == step and row.get("split") == "eval" for row in rows)
+            files.json_lines.drop_after(math.inf)  # a cut-off line
     figures, epoch = trainer.evaluate(), trainer.epoch_at(step)
     console.write(step, epoch, "eval", figures)
-    if workers.is_chief and not has_them:
-        files.json_lines.write(step, epoch, "eval", figures)
-        files.json_lines.sync()
-        files.events.write(step, epoch, "eval", figures)
-        files.events.close()
+    with workers.failing_together():
+        if workers.is_chief and not _has(files, step, figures):
+            files.json_lines.write(step, epoch, "eval", figures)
+            files.json_lines.sync()
+            files.events.write(step, epoch, "eval", figures)
+            files.events.close()
     return figures
+
+
+def _has(files: Files, step: int, figures: Mapping[str, float]) -> bool:
+    """Returns whether metrics.jsonl has these figures of an evaluation, up to rounding."""
+    for row in files.json_lines.rows():
+        if row["step"] == step and row.get("split") == "eval":
+            known: list[Any] = [row.get(name) for name in figures]
+            pairs = zip(known, figures.values(), strict=True)
+            if None not in known and all(math.isclose(a, b, rel_tol=1e-5) for a, b in pairs):
+                return True
+    return False
 
 
 def follow(trainer: Trainer, files: Files, timeout: float, total: int, console: RunConsole) -> None:
@@ -130,7 +142,8 @@ def follow(trainer: Trainer, files: Files, timeout: float, total: int, console: 
     seen: set[_Version] = set()
     step, failure, deadline = -1, "", time.monotonic() + timeout
     while step < total:
-        found = checkpoints.saved()[-1:] if workers.is_chief else []
+        with workers.failing_together():
+            found = checkpoints.saved()[-1:] if workers.is_chief else []
         version = _version(found[0]) if found else ()
         if workers.broadcast(version not in {(), *seen}):
             try:
@@ -154,7 +167,7 @@ def follow(trainer: Trainer, files: Files, timeout: float, total: int, console: 
     if step >= total:
         console.line(f"Step {total:,} is the last step of the run.")
         return
-    may_come = workers.broadcast(checkpoints.folder.parent.exists())
+    may_come = workers.broadcast(files.directory.path.exists())
     workers.barrier()
     raise (NotReady if may_come else ModelDirectoryError)(
         f"No checkpoint that can be evaluated appeared in {checkpoints.folder} within {timeout:g} "
@@ -168,13 +181,11 @@ def _version(saved: SavedCheckpoint) -> _Version:
     The result also changes while files are being copied, so that a checkpoint that looked damaged
     is tried again.
     """
-    prefix = Path(saved.prefix)
-    files = []
-    for path in prefix.parent.glob(f"{prefix.name}.*"):
-        with suppress(FileNotFoundError):  # the run has just removed the file
-            status = path.stat()
-            files.append((path.name, status.st_size, status.st_mtime_ns))
-    return tuple(sorted(files))
+    files = Path(saved.prefix).parent.glob(f"{Path(saved.prefix).name}.*")
+    with suppress(FileNotFoundError):  # the run has just removed one
+        found = [(path.name, path.stat()) for path in files]
+        return tuple(sorted((name, x.st_size, x.st_mtime_ns) for name, x in found))
+    return ()
 
 
 def export(trainer: Trainer, directory: str | os.PathLike[str]) -> list[Path]:
@@ -196,11 +207,11 @@ def export(trainer: Trainer, directory: str | os.PathLike[str]) -> list[Path]:
       ModelDirectoryError: If the export cannot be written.
       ConfigError: If the task has no model, or Keras cannot save one.
     """
-    models = getattr(trainer.task, "exported_models", None) or models_of(trainer.task)
+    models = exported_models(trainer) or models_of(trainer.task)
     if not models:
         raise ConfigError(
-            f"{type(trainer.task).__name__} has no model to export: neither `model` nor a Keras "
-            "model in an attribute. Give it exported_models, a dict from name to model."
+            f"{type(trainer.task).__name__} has no model to export. Keep it in an attribute, or "
+            "give the task exported_models, a dict from name to model."
         )
     folder, single = Path(directory), {*models} == {"model"}
     with trainer.evaluation_weights():
@@ -211,40 +222,14 @@ def export(trainer: Trainer, directory: str | os.PathLike[str]) -> list[Path]:
         ]
 
 
-def restore(
-    trainer: Trainer, checkpoints: Checkpoints, checkpoint: str | int = "latest"
-) -> SavedCheckpoint:
-    """Restores the weights of one checkpoint. Eager, cross-replica context, on all workers.
-
-    Args:
-      trainer: The trainer.
-      checkpoints: The checkpoints of its run.
-      checkpoint: `latest`, `best`, or a step.
-
-    Raises:
-      ModelDirectoryError: If there is no such checkpoint, or it cannot be restored.
-      ConfigError: If there is no metric for `best`.
-    """
-    workers = Workers(trainer.strategy)
-    with workers.failing_together():
-        found = _find(checkpoint, checkpoints) if workers.is_chief else None
-    return checkpoints.restore_model(found)
-
-
-def _find(checkpoint: str | int, checkpoints: Checkpoints) -> SavedCheckpoint | None:
-    """Returns the requested checkpoint; None stands for the newest readable one."""
-    there = checkpoints.saved()
-    if checkpoint == "best" and not checkpoints.keeps_best:
+def exported_models(trainer: Trainer) -> dict[str, keras.Model]:
+    """Returns the task's `exported_models`; ConfigError if they are no dict of models by name."""
+    models = getattr(trainer.task, "exported_models", None) or {}
+    if not isinstance(models, dict) or not all(
+        isinstance(name, str) and isinstance(one, keras.Model) for name, one in models.items()
+    ):
         raise ConfigError(
-            "--checkpoint=best requires Retention.best_metric, got None. Set it, such as to "
-            "'accuracy', for the training and for this command."
+            f"{type(trainer.task).__name__}.exported_models must be a dict from name to Keras "
+            f"model, got {models!r:.80}. Correct it, or leave it out to export all models."
         )
-    by_step: dict[str | int, SavedCheckpoint] = {each.step: each for each in there}
-    found = checkpoints.best() if checkpoint == "best" else by_step.get(checkpoint)
-    if not there or (found is None and checkpoint != "latest"):
-        steps = f"Pass one of the steps {', '.join(map(str, by_step))}, or latest."
-        raise ModelDirectoryError(
-            f"There is no checkpoint {checkpoint} in {checkpoints.folder}. "
-            f"{steps if there else 'Train with this --model_dir first, or pass another one.'}"
-        )
-    return found
+    return models

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
@@ -16,17 +17,16 @@ from ddl.optimizers.groups import ONLY, by_name, frozen_until
 from ddl.optimizers.learning_rate import learning_rate_at
 from ddl.optimizers.loss_weight import loss_weights
 from ddl.optimizers.plateau import plateaus_of
-from ddl.run.callbacks import AfterEvaluation, AfterSave, Callback, Every, Moment
-from ddl.run.console import RunConsole
+from ddl.run import callbacks
 from ddl.run.plan import Files, RunPlan
 from ddl.run.trackers import TrackerWriter
-from ddl.run.writers import Writer
+from ddl.run.writers import RunConsole, Writer
 from ddl.signals import StopSignals
 from ddl.training.actions import Action, EachLoop, Periodic
 from ddl.training.pace import Monitor
+from ddl.training.progress import is_interactive
 from ddl.training.trainer import Trainer
 
-Figures = Callable[[], Mapping[str, float]]
 _NEVER = 2**62  # a step beyond all runs
 
 
@@ -40,8 +40,8 @@ class Run:
       files: Files that the run writes and resumes from; None writes nothing.
       console: Shows progress and lines.
       evaluates: Whether the run evaluates.
-      stop: Holds the signal that asked to stop, if any. `train` is called within it.
       profile: The step to begin a profile after, and its last step; None profiles nothing.
+      stop: Holds the signal that asked to stop, if any.
     """
 
     trainer: Trainer
@@ -49,20 +49,24 @@ class Run:
     files: Files | None
     console: RunConsole
     evaluates: bool
-    stop: StopSignals | None = None
     profile: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        self._workers = Workers(self.trainer.strategy)
+        trainer = self.trainer
+        self.stop = StopSignals(trainer.request_stop, may_end=not is_interactive())
+        self._workers = Workers(trainer.strategy)
         self._checkpoints = None if self.files is None else self.files.checkpoints
-        self._total = self.plan.total_steps(self.trainer.steps_per_epoch)
+        self._total = self.plan.total_steps(trainer.steps_per_epoch)
         check_profile(self.profile, self._total)
-        self._profile = Profile(self.files, self.profile, self.trainer, self.console.line)
+        self._profile = Profile(self.files, self.profile, trainer, self.console.line)
         self._writers: list[Writer] = []
         self._monitor: Monitor | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forgets the figures of the latest steps, which training has not made or repeats."""
         self._evaluated: tuple[int, dict[str, float]] = (-1, {})
         self._logged: tuple[int, dict[str, float]] = (-1, {})
-        self._best_step = -1  # step of an evaluation that is the best so far
 
     def train(
         self,
@@ -71,6 +75,8 @@ class Run:
         remedy: str = "Raise TRAIN_STEPS or TRAIN_EPOCHS to train longer.",
     ) -> None:
         """Resumes the run or begins it, and trains to its end, its early end or a stop.
+
+        In the main thread, SIGTERM and SIGINT meanwhile ask to stop.
 
         Args:
           compare: Compares the settings with those of the run so far, before a checkpoint is
@@ -89,6 +95,9 @@ class Run:
         """
         trainer, files = self.trainer, self.files
         with ExitStack() as stack:
+            if threading.current_thread() is threading.main_thread():
+                stack.callback(trainer.withdraw_stop)
+                stack.enter_context(self.stop)
             # ---------------------------------------------------------- resume
             if files is not None:
                 stack.callback(files.directory.release)
@@ -99,13 +108,12 @@ class Run:
                         if compare is not None and files.checkpoints.saved():
                             compare()
             self._restore()
+            is_at = f"The run has reached step {trainer.step:,} of {self._total:,}"
             if trainer.step >= self._total:
-                self.console.line(
-                    f"The run has reached step {trainer.step:,} of {self._total:,}. {remedy}"
-                )
+                self.console.line(f"{is_at}. {remedy}")
                 return
-            if self._is_over():
-                self.console.line(f"The run ended early at step {trainer.step:,}.")
+            if reason := self._reason_to_end():
+                self.console.line(f"{is_at} and ended early: {reason}.")
                 return
             trainer.trace()
             # ---------------------------------------------------------- open the files
@@ -139,12 +147,12 @@ class Run:
         A trainer that saved or restored this checkpoint last is kept as it is: a learning rate that
         was assigned since then takes effect, as it does without files.
         """
-        trainer, saved, kept = self.trainer, None, False
-        if self.files is not None:
-            saved, kept = self.files.checkpoints.resume()
+        trainer, saved, restores = self.trainer, None, self.trainer.restores
+        if self._checkpoints is not None:
+            saved = self._checkpoints.restore_latest(keeps=True)
         if saved is None and trainer.step == 0:
             warm_start(trainer, self.plan, self.console)
-        elif saved is not None and kept:
+        elif saved is not None and trainer.restores == restores:
             self.console.line(f"Continuing at step {trainer.step:,}, which the trainer saved.")
         elif saved is not None:
             rates = ", ".join(f"{name} {rate:.6g}" for name, rate in trainer.learning_rates.items())
@@ -160,9 +168,9 @@ class Run:
 
     def _loop(self) -> None:
         """Trains to the end, or to an early one; returns when the last checkpoint is on disk."""
-        trainer, plan, saved = self.trainer, self.plan, self._checkpoints
-        every = [one for one in plan.calls if isinstance(one, Every)]
+        trainer, plan = self.trainer, self.plan
         # The checkpoint comes last: once a step is saved, its logs are already written.
+        every = plan.of(callbacks.Every)
         actions: list[Action] = [
             self._profile,
             EachLoop(self._show_progress),
@@ -174,18 +182,20 @@ class Run:
             EachLoop(self._profile.begin),
         ]
         self.console.start(trainer.step, self._total)
-        if plan.on_divergence == "rewind" and saved is not None and not saved.has_any():
-            self._save(trainer.step)  # a rewind needs a checkpoint
+        if plan.on_divergence == "rewind":  # which needs a checkpoint; a resumed run has one
+            self._save(trainer.step)
         try:
             while trainer.step < self._total:
                 self._profile.begin(trainer.step)
                 try:
                     trainer.train(self._total - trainer.step, actions, progress=False)
-                    if trainer.step < self._total and self._is_over():
+                    if trainer.step == self._total:
+                        break
+                    if reason := self._reason_to_end():
+                        self.console.line(f"The run ends early at step {trainer.step:,}: {reason}.")
                         self._save(trainer.step)
                         break
-                    if trainer.step < self._total:
-                        self._stop_as_asked(trainer.step)
+                    self._stop_as_asked(trainer.step)
                 except TrainingDiverged as error:
                     if plan.on_divergence == "stop":
                         raise
@@ -194,13 +204,14 @@ class Run:
         finally:
             self._profile.end(trainer.step)
             with suppress(ModelDirectoryError):  # already reported
-                if saved is not None:
-                    saved.finish()
+                if self._checkpoints is not None:
+                    self._checkpoints.finish()
 
     def _show_progress(self, step: int) -> None:
-        if self.console.shows_progress:
-            speed = self._speed(self.trainer.pace.steps_per_second)
-            self.console.advance(step, self.trainer.peek_metrics() | speed)
+        self.console.advance(step, self._progress)
+
+    def _progress(self) -> dict[str, float]:
+        return self.trainer.peek_metrics() | self._speed(self.trainer.pace.steps_per_second)
 
     def _log(self, step: int) -> None:
         trainer = self.trainer
@@ -229,29 +240,19 @@ class Run:
         self.trainer.history.write(step, epoch, split, shown)
         self.console.write(step, epoch, split, shown)
 
-    def _training_figures(self) -> Mapping[str, float]:
-        """Returns the figures that were logged at this step, or else those since the last log."""
-        step, figures = self._logged
-        return figures if step == self.trainer.step else self.trainer.peek_metrics()
-
     def _evaluate(self, step: int) -> None:
         figures = self.trainer.evaluate()
         self._write(step, "eval", figures)
         if not math.isfinite(figures["loss"]):
-            raise TrainingDiverged(
-                f"Training diverged by step {step:,}: the loss on the evaluation data is not "
-                "finite. Lower the learning rate, or clip the gradient."
-            )
+            what = f"Training diverged by step {step:,}: the loss of the evaluation is not finite"
+            raise TrainingDiverged(f"{what}. Lower the learning rate, or clip the gradient.")
         if step % (self.plan.eval_every or 1) == 0:  # else due only to the end of the run
             self._reduce_rates(step, figures)
-            if step < self._total and self._is_over():
+            if step < self._total and self._reason_to_end():
                 self.trainer.request_stop()
         self._evaluated = (step, figures)
-        if self._checkpoints is not None and self._checkpoints.would_be_best(figures):
-            self._best_step = step
-        for callback in self.plan.calls:
-            if isinstance(callback, AfterEvaluation):
-                self._call(callback, "eval", lambda: figures)
+        for callback in self.plan.of(callbacks.AfterEvaluation):
+            self.call(callback, "eval", figures)
 
     def _reduce_rates(self, step: int, figures: Mapping[str, float]) -> None:
         """Passes the metrics to the plateaus, and prints each reduction of a learning rate."""
@@ -265,33 +266,51 @@ class Run:
             made = int(optimizer.iterations.numpy())  # an own step may update more or less often
             if plateau.observe(made, value):
                 rate, of = learning_rate_at(optimizer, made), f" of {name}" if name != ONLY else ""
-                self.console.line(
-                    f"Step {step:,}: {plateau.metric} {value:.6g} does not improve. The learning "
-                    f"rate{of} is reduced to {rate:.6g}."
-                )
+                what = f"Step {step:,}: {plateau.metric} {value:.6g} does not improve"
+                self.console.line(f"{what}. The learning rate{of} is reduced to {rate:.6g}.")
 
-    def _call_every(self, callback: Callback, step: int) -> None:
-        self._call(callback, "train", self._training_figures)
+    def _call_every(self, callback: callbacks.Callback, step: int) -> None:
+        self.call(callback)
 
-    def _call(
-        self, callback: Callback, split: str, figures: Figures, checkpoint: Path | None = None
+    def call(
+        self,
+        callback: callbacks.Callback,
+        split: str = "train",
+        figures: Mapping[str, float] | None = None,
+        checkpoint: Path | None = None,
     ) -> None:
-        """Calls a callback, and logs its figures."""
-        moment = Moment(self.trainer, figures, checkpoint)
-        events = self.files.events if self.files is not None and moment.is_chief else None
-        with nullcontext() if events is None else events.summaries(split, moment.step):
+        """Calls a callback, checks its changes, and logs its figures.
+
+        Args:
+          callback: The callback.
+          split: The split of its figures and summaries, `train` or `eval`.
+          figures: Loss and metrics of the moment; None takes those logged at this step, or else
+            those since the last log.
+          checkpoint: Path of the checkpoint of an `AfterSave`.
+
+        Raises:
+          ConfigError: As `Callback` and `checked_changes`.
+        """
+        if figures is None:
+            step, logged = self._logged
+            figures = logged if step == self.trainer.step else self.trainer.peek_metrics()
+        trainer, is_chief = self.trainer, self._workers.is_chief
+        epoch = trainer.epoch_at(trainer.step)
+        moment = callbacks.Moment(trainer, trainer.step, epoch, is_chief, dict(figures), checkpoint)
+        events = self.files.events if self.files is not None and is_chief else None
+        with (
+            callbacks.checked_changes(callback, moment, self.plan.holders),
+            nullcontext() if events is None else events.summaries(split, moment.step),
+        ):
             values = callback(moment)
-        if values and checkpoint is not None:
-            raise ConfigError(
-                "An AfterSave returned figures, which a killed run would lose. Return them from "
-                "Every or AfterEvaluation."
-            )
         if values:
-            self._write(self.trainer.step, split, values)
+            self._write(trainer.step, split, values)
 
     def _save_if_best(self, step: int) -> None:
         """Saves after the best evaluation so far, with what callbacks changed since."""
-        if step == self._best_step:
+        evaluated_at, figures = self._evaluated
+        saved = self._checkpoints if step == evaluated_at else None
+        if saved is not None and saved.would_be_best(figures):
             self._save(step)
 
     def _save(self, step: int, scheduled: bool = True) -> None:
@@ -300,34 +319,29 @@ class Run:
             return
         evaluated_at, figures = self._evaluated
         saved = self._checkpoints.save(figures if evaluated_at == step else {}, scheduled)
-        after = [one for one in self.plan.calls if isinstance(one, AfterSave)]
+        after = self.plan.of(callbacks.AfterSave)
         if saved and after and (path := self._checkpoints.written()):
             for callback in after:
-                self._call(callback, "train", self._training_figures, path)
+                self.call(callback, checkpoint=path)
 
-    def _is_over(self) -> bool:
-        """Returns whether evaluations no longer improve, on all workers as on the chief."""
-        rule = self.plan.early_stopping
-        if rule is None:
-            return False
-        reason = rule.reason_to_end(self.trainer.history, self.plan.eval_every or 1)
-        if over := bool(self._workers.broadcast(bool(reason))):
-            self.console.line(f"The run ends early at step {self.trainer.step:,}: {reason}.")
-        return over
+    def _reason_to_end(self) -> str:
+        """Returns why the run ends early, on all workers as on the chief; "" if it does not."""
+        for rule in self.plan.of(callbacks.EarlyStopping):
+            reason = rule.reason_to_end(self.trainer.history, self.plan.eval_every or 1)
+            return (reason or rule.metric) if self._workers.broadcast(bool(reason)) else ""
+        return ""
 
     def _stop_as_asked(self, step: int) -> None:
         """Saves and raises TrainingInterrupted, after `Trainer.train` returned early on request."""
-        signal = self.stop.received.name if self.stop and self.stop.received else "request"
+        signal = self.stop.received.name if self.stop.received else "request"
         how = "after saving" if self.files is not None else "without a directory to save to"
         try:
             self._save(step, scheduled=False)
         except TrainingDiverged as error:  # a resumed run diverges again; the plan decides then
             how = f"without saving: {error}"
         self._finish()
-        raise TrainingInterrupted(
-            f"Training stopped on {signal} at step {step:,} of {self._total:,}, {how}. Run the "
-            "same command to resume."
-        )
+        what = f"Training stopped on {signal} at step {step:,} of {self._total:,}, {how}"
+        raise TrainingInterrupted(f"{what}. Run the same command to resume.")
 
     def _finish(self) -> None:
         """Waits for the chief's last write; raises on all workers if it failed."""
@@ -345,18 +359,16 @@ class Run:
         state, rewinds = trainer.state, int(trainer.state.rewinds)
         saved, most = self._checkpoints, self.plan.max_rewinds
         if rewinds >= most or saved is None or saved.restore_latest(scheduled=True) is None:
-            raise TrainingDiverged(
-                f"{error} The run cannot rewind: it made {rewinds} of at most {most} rewinds, or "
-                "there is no checkpoint."
-            ) from error
+            what = f"it made {rewinds} of at most {most} rewinds, or there is no checkpoint"
+            raise TrainingDiverged(f"{error} The run cannot rewind: {what}.") from error
         first = int(trainer.state.batches)
         end = int(state.batches) - max(0, int(state.diverged_for) - 1)
         trainer.restore(trainer.state.skipping_to(end, rewinds + 1))
         if self.files is not None and self._workers.is_chief:
             self.files.json_lines.drop_after(trainer.step)
-        self._evaluated, self._logged, self._best_step = (-1, {}), (-1, {}), -1
+        self._forget()
         trainer.withdraw_stop()  # of evaluations that are made again
-        if self.stop is not None and self.stop.received:
+        if self.stop.received:
             trainer.request_stop()
         self.console.line(
             f"{error}\nThe run rewinds to step {trainer.step:,} and skips the batches {first:,} to "
@@ -383,8 +395,8 @@ def check_profile(steps: tuple[int, int] | None, total: int) -> None:
     integers = isinstance(steps, tuple | list) and [type(one) for one in steps] == [int, int]
     if not integers or not 0 <= steps[0] < steps[1] <= total:
         raise ConfigError(
-            "profile must be two steps of the run, the smaller one first, such as (100, 110) for "
-            f"the updates after step 100 up to step 110, got {steps!r:.60} for {total:,} steps."
+            "profile must be two steps of the run, the smaller one first, such as (100, 110), got "
+            f"{steps!r:.60} for {total:,} steps."
         )
 
 
@@ -411,25 +423,22 @@ class Profile:
           trainer: The trainer.
           report: Prints a line.
         """
-        self._files = files
         self._steps = (-1, -1) if steps is None or files is None else steps
-        self._trainer = trainer
-        self._report = report
-        self._folder: str | None = None  # of the profile in progress
+        self._folder = Path() if files is None else files.directory.path / "profile"
+        workers = Workers(trainer.strategy)
+        if workers.number > 1:
+            self._folder /= f"worker-{workers.index}"
+        self._pace, self._report, self._runs = trainer.pace, report, False
 
     def begin(self, step: int) -> None:
         """Begins the profile if it is due before the next loop."""
-        if self._folder is None and self._files and self._steps[0] <= step < self._steps[1]:
-            workers, folder = (
-                Workers(self._trainer.strategy),
-                self._files.directory.path / "profile",
-            )
-            folder = folder if workers.number == 1 else folder / f"worker-{workers.index}"
-            # TensorFlow names a profile by the second, and would overwrite an earlier one.
-            self._folder, self._trainer.pace.counts = str(folder / f"after-step-{step}"), False
+        if not self._runs and self._steps[0] <= step < self._steps[1]:
             level = 2 if tf.config.get_visible_devices("GPU") else 3  # on CPUs all operations
             options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=level)
-            self._try(tf.profiler.experimental.start, self._folder, options)
+            # TensorFlow names a profile by the second, and would overwrite an earlier one.
+            folder = str(self._folder / f"after-step-{step}")
+            self._runs = self._try(tf.profiler.experimental.start, folder, options)
+            self._pace.counts = not self._runs
 
     def next_step(self, step: int) -> int | None:
         """Returns the next end of the range. The same on all workers, unlike a request."""
@@ -442,16 +451,16 @@ class Profile:
 
     def end(self, step: int) -> None:
         """Writes the profile in progress, if there is one; `step` is the one reached."""
-        folder, self._folder = self._folder, None
-        if folder is not None:
-            self._trainer.pace.counts = True
-            if self._steps[1] > 0:
-                self._try(tf.profiler.experimental.stop)
-                self._report(f"The profile up to step {step:,} is in {folder}, for TensorBoard.")
+        if self._runs and self._try(tf.profiler.experimental.stop):
+            self._report(f"The profile up to step {step:,} is in {self._folder}, for TensorBoard.")
+        self._runs, self._pace.counts = False, True
 
-    def _try(self, call: Callable[..., None], *arguments: object) -> None:
+    def _try(self, call: Callable[..., None], *arguments: object) -> bool:
+        """Returns whether a call succeeded; after a failure there are no further calls."""
         try:
             call(*arguments)
         except (tf.errors.OpError, OSError) as error:
-            self._steps = (-1, -1)  # else the next loop would try again
+            self._steps = (-1, -1)
             self._report(f"There is no profile: {error!s:.200} Training continues.")
+            return False
+        return True

@@ -9,15 +9,15 @@ import dataclasses
 import re
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import tensorflow as tf
 
 from ddl import config
 from ddl.checkpoints.checkpoints import Checkpoints
-from ddl.checkpoints.retention import Retention
+from ddl.checkpoints.directory import Retention
 from ddl.checkpoints.warm_start import WarmStart
-from ddl.choices import LARGEST_STEP, JitCompile, check_positive
+from ddl.choices import JitCompile, check_count, check_positive
 from ddl.data.conversion import sources_by_name
 from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.communication import Communication
@@ -31,6 +31,8 @@ from ddl.run.trackers import checked_trackers
 from ddl.run.writers import JsonLinesWriter, TensorBoardWriter
 from ddl.training.checks import sizes_by_source
 from ddl.training.trainer import Trainer
+
+Kind = TypeVar("Kind")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +58,8 @@ class RunPlan:
 
     Raises:
       ConfigError: If a value is not positive, `callbacks` or `trackers` hold something else,
-        `train_steps` is above 2^53, not exactly one length is given, `on_divergence` is unknown, or
-        `retention.every` is not a multiple of `checkpoint_every`.
+        not exactly one length is given, `on_divergence` is unknown, or `retention.every` is not a
+        multiple of `checkpoint_every`.
     """
 
     train_steps: int | None = None
@@ -76,39 +78,29 @@ class RunPlan:
         object.__setattr__(self, "callbacks", checked_callbacks(self.callbacks))
         object.__setattr__(self, "trackers", checked_trackers(self.trackers))
         if (self.train_steps is None) == (self.train_epochs is None):
-            remedy = "Set one of them." if self.train_steps is None else "Set one of them to None."
             raise ConfigError(
-                "A run needs a length, either train_steps or train_epochs, got TRAIN_STEPS = "
-                f"{self.train_steps} and TRAIN_EPOCHS = {self.train_epochs}. {remedy}"
+                "A run needs exactly one length, got TRAIN_STEPS = "
+                f"{self.train_steps} and TRAIN_EPOCHS = {self.train_epochs}. Set the other to None."
             )
         for name in ("train_steps", "eval_every", "checkpoint_every", "log_every", "max_rewinds"):
-            value = getattr(self, name)
-            if type(value) is not int and (value is not None or name == "log_every"):
-                raise ConfigError(f"RunPlan.{name} must be an integer, got {value!r:.60}.")
-            check_positive(f"RunPlan.{name}", value)
+            if getattr(self, name) is not None or name in ("log_every", "max_rewinds"):
+                check_count(f"RunPlan.{name}", getattr(self, name))
         check_positive("RunPlan.train_epochs", self.train_epochs)
-        if (self.train_steps or 0) > LARGEST_STEP:
-            raise ConfigError(
-                f"RunPlan.train_steps must be at most 2^53 = {LARGEST_STEP:,}, got "
-                f"{self.train_steps:,}. Set TRAIN_STEPS to a smaller number."
-            )
         check_choice("RunPlan.on_divergence", self.on_divergence, ("stop", "rewind"))
         every, saved_every = self.retention.every, self.checkpoint_every
         if every is not None and (saved_every is None or every % saved_every):
-            raise ConfigError(
-                f"Retention.every must be a multiple of CHECKPOINT_EVERY = {saved_every}, since no "
-                f"other steps are saved, got {every}. Change one of the two."
-            )
+            what = f"Retention.every must be a multiple of CHECKPOINT_EVERY = {saved_every}"
+            raise ConfigError(f"{what}, got {every}. Change one of the two.")
+
+    def of(self, kind: type[Kind]) -> list[Kind]:
+        """Returns the callbacks of a kind, such as `Every`."""
+        return [one for one in self.callbacks if isinstance(one, kind)]
 
     @property
-    def calls(self) -> tuple[Callback, ...]:
-        """The callbacks, without an `EarlyStopping`."""
-        return tuple(one for one in self.callbacks if isinstance(one, Callback))
-
-    @property
-    def early_stopping(self) -> EarlyStopping | None:
-        """The `EarlyStopping` among the callbacks, if any."""
-        return next((one for one in self.callbacks if isinstance(one, EarlyStopping)), None)
+    def holders(self) -> list[object]:
+        """The objects of the callbacks whose variables checkpoints hold, each once."""
+        held = (one.holder for one in self.of(Callback))
+        return list({id(one): one for one in held if one is not None}.values())
 
     def total_steps(self, steps_per_epoch: int | None) -> int:
         """Returns the length of the run in steps; a fraction of a batch counts as a whole one.
@@ -120,8 +112,8 @@ class RunPlan:
             return int(self.train_steps or 0)
         if steps_per_epoch is None:
             raise ConfigError(
-                "TRAIN_EPOCHS needs training data of known length, got data without. Set "
-                "TRAIN_STEPS, or pass the number of examples: ddl.data.stream(…, length=…)."
+                "TRAIN_EPOCHS needs data of known length. Set TRAIN_STEPS, or pass the number of "
+                "examples: ddl.data.stream(…, length=…)."
             )
         return epochs_to_steps(self.train_epochs, steps_per_epoch)
 
@@ -136,35 +128,30 @@ class RunPlan:
           ConfigError: If something needs evaluations, or a metric that they do not report.
         """
         check_metric("Retention.best_metric", self.retention.best_metric, trainer)
-        if self.early_stopping is not None:
-            check_metric("EarlyStopping.metric", self.early_stopping.metric, trainer)
-        after = any(isinstance(one, AfterEvaluation) for one in self.calls)
-        if (self.eval_every is not None or after) and not trainer.has_eval_data:
+        for rule in self.of(EarlyStopping):
+            check_metric("EarlyStopping.metric", rule.metric, trainer)
+        needs = self.eval_every is not None or self.of(AfterEvaluation)
+        if needs and not trainer.has_eval_data:
             raise ConfigError(
-                "EVAL_EVERY and AfterEvaluation need evaluations, but there is no data to evaluate "
-                "on. Bind Trainer.eval_data, or set EVAL_EVERY = None and leave the callback out."
+                "EVAL_EVERY and AfterEvaluation need data to evaluate on. Bind Trainer.eval_data, "
+                "or set EVAL_EVERY = None and leave the callback out."
             )
         for plateau in plateaus_of(trainer.optimizer).values():
             check_metric("ReduceOnPlateau.metric", plateau.metric, trainer)
             if not evaluates or self.eval_every is None:
                 raise ConfigError(
-                    "ReduceOnPlateau needs evaluations during training. Pass "
-                    "--mode=train_and_eval, and set EVAL_EVERY to a number of steps, got "
-                    f"{self.eval_every}."
+                    "ReduceOnPlateau needs evaluations during training, got EVAL_EVERY = "
+                    f"{self.eval_every}. Set it, and pass --mode=train_and_eval."
                 )
 
 
 def check_metric(parameter: str, metric: str | None, trainer: Trainer) -> None:
     """Raises ConfigError if evaluations do not report the metric of a parameter; None passes."""
-    if metric is not None and not trainer.has_eval_data:
+    names = trainer.eval_metric_names if trainer.has_eval_data else ()
+    if metric is not None and metric not in names:
         raise ConfigError(
-            f"{parameter} is {metric!r}, but there is no data to evaluate on. Bind "
-            f"Trainer.eval_data, or leave {parameter} out."
-        )
-    if metric is not None and metric not in trainer.eval_metric_names:
-        raise ConfigError(
-            f"{parameter} must be a metric of the evaluation "
-            f"({', '.join(trainer.eval_metric_names)}), got {metric!r}."
+            f"{parameter} must be a metric of the evaluation ({', '.join(names) or 'none'}), got "
+            f"{metric!r}. Correct it, or bind Trainer.eval_data."
         )
 
 
@@ -173,14 +160,13 @@ LENGTHS = ("STEPS_PER_EPOCH", "TOTAL_STEPS")
 
 def withhold_lengths() -> None:
     """Makes it an error to read a macro that the config leaves open before `resolve_lengths`."""
+    why = (
+        "is used before its value is known: it follows from the training data, the batch size and "
+        "the length of the run. Write a number instead."
+    )
     for name in LENGTHS:
         if config.get_macro(name) is None:
-            config.withhold_macro(
-                name,
-                f"%{name} is used before its value is known. It follows from the training data, "
-                "the batch size and the length of the run; neither these nor SEED and PRECISION "
-                "may use it. Write a number instead.",
-            )
+            config.withhold_macro(name, f"%{name} {why}")
 
 
 def resolve_lengths() -> None:
@@ -216,10 +202,8 @@ def check_lengths(run_plan: RunPlan, trainer: Trainer) -> None:
         given = config.get_macro(name)
         if value is not None and given != value:
             raise ConfigError(
-                f"{name} must be {value}, as follows from the data, the batch size, the length of "
-                "the run, and the number of batches that the step reads in each update "
-                f"(update.next), got {given}. Add {name} = {value} to the config, or remove the "
-                "binding."
+                f"{name} must be {value}, by data and batches of each update (update.next), got "
+                f"{given}. Add {name} = {value} to the config, or remove the binding."
             )
 
 
@@ -234,7 +218,6 @@ class Placement:
       strategy: The `tf.distribute` strategy.
       communication: Settings of the gradients' all-reduce.
       steps_per_loop: Updates per Python call; None adapts the number.
-      data_on_device: Whether data arrays are kept on the devices; "auto" decides by size.
       jit_compile: Whether XLA compiles the updates; "auto" does on GPUs.
       shard_optimizer_state: Whether each replica keeps the slots of its share of the weights alone.
     """
@@ -242,7 +225,6 @@ class Placement:
     strategy: tf.distribute.Strategy
     communication: Communication = dataclasses.field(default_factory=Communication)
     steps_per_loop: int | None = None
-    data_on_device: bool | Literal["auto"] = "auto"
     jit_compile: JitCompile = "auto"
     shard_optimizer_state: bool = False
 
@@ -318,14 +300,12 @@ class Files:
     ) -> "Files":
         """Returns the files of a run in a directory. Creates nothing on disk."""
         json_lines = JsonLinesWriter(directory.metrics, report)
-        calls = () if run_plan is None else run_plan.calls
-        holders = {id(one.holder): one.holder for one in calls if one.holder is not None}
         checkpoints = Checkpoints(
             directory.checkpoints,
             trainer,
-            None if run_plan is None else run_plan.retention,
-            report=report,
+            Retention() if run_plan is None else run_plan.retention,
+            report,
             before_write=json_lines.sync,
-            callbacks=[*holders.values()],
+            callbacks=[] if run_plan is None else run_plan.holders,
         )
         return cls(directory, json_lines, TensorBoardWriter(directory.path, report), checkpoints)

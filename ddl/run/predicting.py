@@ -1,14 +1,13 @@
 """Predictions in a file: numbered parts, from which a killed command resumes, then one file."""
 
 import dataclasses
-import hashlib
 import io
 import json
 import os
 import shutil
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from ddl.checkpoints.durable_files import sync, write_atomically
+from ddl.checkpoints.contents import digest_of, values_of
+from ddl.checkpoints.directory import naming, sync, write_atomically
 from ddl.choices import PREDICTIONS
 from ddl.data.conversion import as_source
 from ddl.data.pipeline import BatchPipeline
@@ -24,9 +24,9 @@ from ddl.data.source import Source
 from ddl.data.stream import Stream
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, DataError, ModelDirectoryError, TrainingInterrupted, either
-from ddl.run.directory import lock_folder, naming
+from ddl.run.directory import lock_folder
 from ddl.signals import StopSignals
-from ddl.tasks.parts import copies_of, layers_of, own_variables_of
+from ddl.tasks.parts import copies_of
 from ddl.training.trainer import Trainer
 
 _PART_SECONDS, _PART_BYTES = 10.0, 16 << 20
@@ -91,9 +91,10 @@ def predict(
     with trainer.evaluation_weights(), closing(parts):
         with workers.failing_together():
             if workers.is_chief:
-                identity = {"weights": f"step {trainer.step:,}, digest {_digest(trainer)}"}
-                identity["data"] = f"{total:,} rows in batches of {batch:,}, {names}"
-                end = parts.open({**identity, "config": settings}, batch)
+                of_data = f"{total:,} rows in batches of {batch:,}, {names}"
+                end = parts.open(
+                    {"weights": _weights(trainer), "data": of_data, "config": settings}
+                )
         if end := workers.broadcast(end):
             report(f"Resuming after {end:,} of {total:,} rows.")
         waiting: list[Columns] = []
@@ -119,10 +120,8 @@ def predict(
                 report(f"Wrote {total:,} rows to {path}: {', '.join(parts.complete())}.")
     if end < total:
         name = "a signal to another worker" if stop.received is None else stop.received.name
-        raise TrainingInterrupted(
-            f"Prediction stopped on {name} after {end:,} of {total:,} rows. Run the same command "
-            "to resume."
-        )
+        what = f"Prediction stopped on {name} after {end:,} of {total:,} rows"
+        raise TrainingInterrupted(f"{what}. Run the same command to resume.")
     return Path(path)
 
 
@@ -139,13 +138,9 @@ def check_predicts(
       ModelDirectoryError: If the file is there already.
     """
     if os.path.splitext(path)[1] not in PREDICTIONS:
-        raise ConfigError(
-            f"--predictions must end with {either(PREDICTIONS)}, got {path}. Change its ending."
-        )
+        raise ConfigError(f"--predictions must end with {either(PREDICTIONS)}, got {path}.")
     if os.path.exists(path):
-        raise ModelDirectoryError(
-            f"--predictions={path} is there already. Remove it, or pass another name."
-        )
+        raise ModelDirectoryError(f"--predictions={path} is there already. Pass another name.")
     trainer.check_predicts("--mode=predict")
     data = data() if callable(data) else data
     if data is None and trainer.eval_pipeline is not None:
@@ -158,15 +153,14 @@ def check_predicts(
     return source
 
 
-def _digest(trainer: Trainer) -> str:
-    """Returns a digest of all variables of the task, as the model holds them now. Eager."""
-    layers = layers_of(trainer.task)
-    variables = {id(v.value): v.value for layer in layers for v in layer.weights}
-    variables |= {id(v): v for v in own_variables_of(trainer.task, layers)}
-    found = hashlib.sha256()
-    for variable in variables.values():
-        found.update(np.ascontiguousarray(copies_of(variable)[0].numpy()).tobytes())
-    return found.hexdigest()[:16]
+def _weights(trainer: Trainer) -> str:
+    """Identifies the weights and other variables of the task, as the model holds them now."""
+    values = {x.key: x for x in values_of(trainer) if x.key.startswith(("model/", "task/"))}
+    digest = digest_of(
+        {key: value.entry for key, value in values.items()},
+        lambda key: copies_of(values[key].variable)[0].numpy(),
+    )
+    return f"step {trainer.step:,}, digest {digest[:16]}"
 
 
 class _Parts:
@@ -182,7 +176,7 @@ class _Parts:
         self._name = f"--predictions={path}"
         self._lock: int | None = None
 
-    def open(self, identity: Mapping[str, str], batch: int) -> int:
+    def open(self, identity: Mapping[str, str]) -> int:
         """Creates and locks the folder, or opens that of a call that was stopped.
 
         Returns:
@@ -198,9 +192,8 @@ class _Parts:
             parts = sorted(self.folder.glob("rows-*.npz"))
         if changed := [name for name in identity if saved.get(name) != identity[name]]:
             raise ModelDirectoryError(
-                f"{self.folder} holds rows of a stopped command that computed others: "
-                f"{' and '.join(changed)} differ. Repeat that command, with its --checkpoint; or "
-                "remove the folder to start over; or pass another --predictions."
+                f"{self.folder} holds rows of a stopped command whose {' and '.join(changed)} "
+                "differ. Repeat that command, remove the folder, or pass another --predictions."
             )
         return int(parts[-1].stem.partition("-")[2]) if parts else 0
 
@@ -213,11 +206,8 @@ class _Parts:
         """Writes rows as a part, whole or not at all; its name says the last row."""
         if not batches:
             return
-        part = {name: np.concatenate([one[name] for one in batches]) for name in batches[0]}
         content = io.BytesIO()
-        # By number, since numpy takes no column called "file".
-        numbered: Any = {f"column{number}": values for number, values in enumerate(part.values())}
-        np.savez(content, names=[*part], **numbered)
+        _write_npz(content, ((x, np.concatenate([one[x] for one in batches])) for x in batches[0]))
         with naming(self._name):
             write_atomically(self.folder / f"rows-{end:015d}.npz", content.getvalue())
 
@@ -227,47 +217,42 @@ class _Parts:
         for path in sorted(self.folder.glob("rows-*.npz")):
             try:
                 with np.load(path) as part:
-                    columns = [str(one) for one in part["names"]]
-                    wanted = columns if name is None else [name]
-                    found = {one: part[f"column{columns.index(one)}"] for one in wanted}
+                    found = {one: part[one] for one in ([name] if name else part.files)}
                 end += len(next(iter(found.values())))
                 if path.stem != f"rows-{end:015d}":
                     raise ValueError(f"it ends with row {end:,}")
                 yield found
             except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-                raise ModelDirectoryError(
-                    f"{path} is damaged: {error}. Remove {self.folder} and run the same command "
-                    "again."
-                ) from error
+                what = f"{path} is damaged: {error}. Remove {self.folder}"
+                raise ModelDirectoryError(f"{what} and run the same command again.") from error
 
     def complete(self) -> list[str]:
         """Writes the file from its parts, removes these, and returns the names of the columns."""
-        columns, whole = [*next(self.read())], self.folder / "whole"
+        names, whole = [*next(self.read())], self.folder / "whole"
         with naming(self._name):
-            if self.path.suffix == ".npz":
-                self._write_npz(whole, columns)
+            if self.path.suffix == ".npz":  # the memory holds one column
+                each = ((x, np.concatenate([part[x] for part in self.read(x)])) for x in names)
+                _write_npz(whole, each)
             else:
-                self._write_json_lines(whole, columns)
+                with whole.open("w", encoding="utf-8") as file:
+                    for part in self.read():
+                        rows = zip(*(_json_rows(x, part[x]) for x in names), strict=True)
+                        file.writelines(f"{{{', '.join(row)}}}\n" for row in rows)
             sync(whole)
             os.replace(whole, self.path)
             sync(self.path.parent)
             shutil.rmtree(self.folder, ignore_errors=True)
-        return columns
+        return names
 
-    def _write_npz(self, path: Path, columns: Sequence[str]) -> None:
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
-            for name in columns:  # the memory holds one column
-                column = np.concatenate([part[name] for part in self.read(name)])
-                # A fixed date, so that equal predictions are equal files.
-                entry = zipfile.ZipInfo(f"{name}.npy")
-                with archive.open(entry, "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, column, allow_pickle=False)
 
-    def _write_json_lines(self, path: Path, columns: Sequence[str]) -> None:
-        with path.open("w", encoding="utf-8") as file:
-            for part in self.read():
-                texts = [_json_rows(name, part[name]) for name in columns]
-                file.writelines(f"{{{', '.join(row)}}}\n" for row in zip(*texts, strict=True))
+def _write_npz(file: Path | io.BytesIO, columns: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Writes columns one after the other; np.savez takes all, and none called "file"."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, column in columns:
+            # A fixed date, so that equal predictions are equal files.
+            entry = zipfile.ZipInfo(f"{name}.npy")
+            with archive.open(entry, "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, column, allow_pickle=False)
 
 
 def _columns(outputs: Any, features: Mapping[str, np.ndarray], end: int) -> Columns:

@@ -89,19 +89,14 @@ def _optimizer_of(trainer: Trainer) -> keras.optimizers.Optimizer:
     """Returns the optimizer whose rate is tested, or raises ConfigError."""
     if traits_of(trainer.strategy).several_processes:
         raise ConfigError("find_learning_rate runs in one process. Call it without a cluster.")
-    optimizers = [*by_name(trainer.optimizer).values()]
-    rate = optimizers[0]._learning_rate
-    if (
-        len(optimizers) > 1
-        or "loss" not in trainer.metric_names
-        or not isinstance(rate, keras.Variable)
-    ):
+    optimizer, *others = by_name(trainer.optimizer).values()
+    rate = optimizer._learning_rate
+    if others or "loss" not in trainer.metric_names or not isinstance(rate, keras.Variable):
         raise ConfigError(
             "find_learning_rate needs one loss and one optimizer whose learning rate is a number, "
-            f"got {len(optimizers)} optimizers and {type(rate).__name__}. Pass a trainer with an "
-            "optimizer such as keras.optimizers.SGD(0.1)."
+            f"such as SGD(0.1), got {1 + len(others)} optimizers and {type(rate).__name__}."
         )
-    return optimizers[0]
+    return optimizer
 
 
 def _smooth(values: np.ndarray, width: float) -> np.ndarray:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from ddl.checkpoints.durable_files import write_atomically
+from ddl.checkpoints.directory import write_atomically
 from ddl.errors import ConfigError, TrainingInterrupted, installing, message_of
 from ddl.run.directory import RunDirectory
 
@@ -86,9 +86,8 @@ class TrackerWriter:
         except Exception as error:  # a service and its client may raise anything
             self._works = False
             self._report(
-                f"The tracker {self._tracker.name} failed and gets no more figures of this run: "
-                f"{message_of(error):.500}\nTraining continues, and metrics.jsonl has all figures. "
-                "A resumed run tries again."
+                f"The tracker {self._tracker.name} failed and gets no more figures: "
+                f"{message_of(error):.500}\nTraining continues, and a resumed run tries again."
             )
 
     def _begin(self, directory: RunDirectory | None) -> None:
@@ -107,37 +106,31 @@ def checked_trackers(trackers: Any) -> tuple[Tracker, ...]:
     given = trackers if isinstance(trackers, list | tuple) else [None]
     if not all(callable(getattr(one, "begin", None)) for one in given):
         raise ConfigError(
-            f"trackers must be a list of trackers, got {trackers!r:.80}. Write [@MLflow()] in a "
-            "config, or [MLflow()] in Python."
+            f"trackers must be a list of trackers, got {trackers!r:.60}. In gin, write [@MLflow()]."
         )
     return tuple(given)
 
 
 def _check_installed(module: str, name: str) -> None:
     if importlib.util.find_spec(module) is None:
-        raise ConfigError(
-            f"{name} needs the package {module}, which is not installed. {installing(module)} Or "
-            "leave the tracker out."
-        )
+        raise ConfigError(f"{name} needs the package {module}. {installing(module)}")
 
 
 @dataclasses.dataclass
 class WeightsAndBiases:
     """Sends the figures of a run to Weights & Biases.
 
-    The environment has the other settings, such as WANDB_MODE=offline, WANDB_ENTITY, WANDB_TAGS and
-    WANDB_RUN_GROUP.
+    The environment has the other settings, such as WANDB_MODE=offline, WANDB_NAME, WANDB_ENTITY,
+    WANDB_TAGS and WANDB_RUN_GROUP.
 
     Attributes:
       project: Project of the run; None takes WANDB_PROJECT, or the service's default.
-      run_name: Name of the run; None lets the service choose one.
 
     Raises:
       ConfigError: If the package wandb is not installed.
     """
 
     project: str | None = None
-    run_name: str | None = None
 
     name = "wandb"
 
@@ -148,18 +141,13 @@ class WeightsAndBiases:
         """See `Tracker`."""
         import wandb
 
-        self._run = wandb.init(
-            project=self.project,
-            name=self.run_name,
-            dir=folder,
-            id=run_id or uuid.uuid4().hex[:8],
-            resume="allow",
-            config=dict(settings),
-        )
+        run_id = run_id or uuid.uuid4().hex[:8]
+        options = {"id": run_id, "resume": "allow", "config": dict(settings)}
+        self._run = wandb.init(project=self.project, dir=folder, **options)
         # W&B's own step must grow; a resumed or rewound run repeats steps.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
-        return str(self._run.id)
+        return run_id
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         """See `Tracker`."""
@@ -172,13 +160,12 @@ class WeightsAndBiases:
 
 @dataclasses.dataclass
 class MLflow:
-    """Sends the figures of a run to MLflow.
+    """Sends the figures of a run to MLflow. MLflow chooses its name.
 
     Attributes:
       tracking_uri: Address of the tracking server or store; None takes MLFLOW_TRACKING_URI, or
         MLflow's default.
       experiment: Name of the experiment, which is created if missing.
-      run_name: Name of the run; None lets MLflow choose one.
 
     Raises:
       ConfigError: If the package mlflow is not installed.
@@ -186,7 +173,6 @@ class MLflow:
 
     tracking_uri: str | None = None
     experiment: str = "ddl"
-    run_name: str | None = None
 
     name = "mlflow"
 
@@ -205,7 +191,7 @@ class MLflow:
             return run_id
         found = self._client.get_experiment_by_name(self.experiment)
         place = found.experiment_id if found else self._client.create_experiment(self.experiment)
-        self._id = str(self._client.create_run(place, run_name=self.run_name).info.run_id)
+        self._id = str(self._client.create_run(place).info.run_id)
         parameters = [Param(name, str(value)) for name, value in settings.items()]
         for start in range(0, len(parameters), 100):  # the limit of a request
             self._client.log_batch(self._id, params=parameters[start : start + 100])
@@ -217,7 +203,7 @@ class MLflow:
 
         now = int(time.time() * 1000)
         metrics = [Metric(name, value, now, step) for name, value in figures.items()]
-        for start in range(0, len(metrics), 1000):
+        for start in range(0, len(metrics), 1000):  # the limit of a request
             few = metrics[start : start + 1000]
             self._last = self._client.log_batch(self._id, few, synchronous=False)
 

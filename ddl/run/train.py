@@ -1,27 +1,34 @@
 """One run from a config: build → train, evaluate, export or predict."""
 
+import math
 import resource
 from collections.abc import Sequence
 from functools import partial
 from tempfile import TemporaryDirectory
 
+import keras
 import tensorflow as tf
 
 from ddl import config
 from ddl.choices import Mode
+from ddl.data.pipeline import BatchPipeline
+from ddl.distribution.devices import describe_devices
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, DdlError
-from ddl.run.callbacks import AfterEvaluation, AfterSave, Moment
+from ddl.optimizers.groups import ONLY, by_name, frozen_until
+from ddl.optimizers.learning_rate import LearningRate, learning_rate_at
+from ddl.optimizers.plateau import plateau_of
+from ddl.run.callbacks import AfterEvaluation, AfterSave, Every
 from ddl.run.comparing import check_same_on_all, compare_with_saved_config
-from ddl.run.console import RunConsole, format_figures
 from ddl.run.directory import RunDirectory
-from ddl.run.from_checkpoints import evaluate_restored, export, follow, restore
+from ddl.run.from_checkpoints import evaluate_restored, export, exported_models, follow
 from ddl.run.loop import Run, check_profile, warm_start
 from ddl.run.plan import Files, Placement, RunPlan, build
 from ddl.run.predicting import check_predicts, predict
-from ddl.run.summary import summary
-from ddl.signals import StopSignals
+from ddl.run.writers import RunConsole
+from ddl.tasks.parts import models_of
+from ddl.training.progress import format_figures
 from ddl.training.trainer import Trainer
 
 
@@ -61,21 +68,20 @@ def run(
       DdlError: For other errors that the user can fix.
     """
     flags: dict[str, object] = {"mode": mode, "dry_run": dry_run, "checkpoint": checkpoint}
-    flags |= {"profile": profile, "follow_timeout": follow_timeout, "predictions": predictions}
-    flags |= {"jit_compile": placement.jit_compile}
-    flags |= {"shard_optimizer_state": placement.shard_optimizer_state}
+    flags |= {"follow_timeout": follow_timeout, "predictions": predictions, "profile": profile}
+    flags |= {x: getattr(placement, x) for x in ("jit_compile", "shard_optimizer_state")}
     # ------------------------------------------------------------------ build
     workers = Workers(placement.strategy)
     if workers.number > 1 and mode == "export":
         raise ConfigError(
-            f"--mode=export must run in one process, got {workers.number} workers. Start one "
-            "process with --cluster=none."
+            f"--mode=export needs one process, got {workers.number}. Start one with --cluster=none."
         )
     console = RunConsole(shows=workers.is_chief)
     directory = None if model_dir is None else RunDirectory(model_dir)
     check_same_on_all(workers, flags)
     console.line("Building data, model and optimizer.")
     run_plan, trainer = build(placement, workers, directory)
+    exported_models(trainer)
     trains = mode in ("train", "train_and_eval")
     evaluates = mode != "train" and trainer.has_eval_data
     total = run_plan.total_steps(trainer.steps_per_epoch)
@@ -88,31 +94,27 @@ def run(
             raise ConfigError("--mode=predict needs --predictions=FILE, got none. Pass it.")
         wanted = config.build("Predictions")
         source = check_predicts(trainer, predictions, wanted.data, wanted.features)
-    rows = summary(trainer, total)
+    lines = "\n".join(f"{name}: {text}" for name, text in summary(trainer, total).items())
     if dry_run or directory is None:
         try_all(trainer, run_plan, evaluates, console)
-        console.line(config.operative_config_text().strip())
-        console.summary(rows)
+        console.line(f"{config.operative_config_text().strip()}\n{lines}")
         return
-    console.summary(rows)
-    for note in dropped:
-        console.line(note)
+    console.line("\n".join([lines, *dropped]))
     files = Files.of(directory, trainer, run_plan, console.line)
 
     # ------------------------------------------------------------------ train
     if trains:
-        with StopSignals(trainer.request_stop) as stop:
-            Run(trainer, run_plan, files, console, evaluates, stop, profile).train(
-                compare=partial(compare_with_saved_config, directory, trainer, console.line),
-                opened=partial(_write_configs, directory),
-            )
+        Run(trainer, run_plan, files, console, evaluates, profile).train(
+            compare=partial(compare_with_saved_config, directory, trainer, console.line),
+            opened=partial(_write_configs, directory),
+        )
         return
 
     # ------------------------------------------------------------------ evaluate, export, predict
     if follow_timeout is not None:
         follow(trainer, files, follow_timeout, total, console)
         return
-    saved = restore(trainer, files.checkpoints, checkpoint)
+    saved = files.checkpoints.restore_model(checkpoint)
     console.line(f"Restored step {trainer.step:,} from {saved}.")
     if mode == "eval":
         evaluate_restored(trainer, files, console)
@@ -120,8 +122,7 @@ def run(
         for path in export(trainer, directory.export):
             console.line(f"Exported {path}.")
     elif predictions is not None:
-        text = config.config_text()
-        features = wanted.features
+        text, features = config.config_text(), wanted.features
         predict(trainer, predictions, source, features, report=console.line, settings=text)
 
 
@@ -152,21 +153,17 @@ def try_all(trainer: Trainer, run_plan: RunPlan, evaluates: bool, console: RunCo
     with TemporaryDirectory(prefix="ddl-dry-run-") as folder:
         directory = RunDirectory(folder)
         files = Files.of(directory, trainer, run_plan, console.line)
+        run, checkpoints = Run(trainer, run_plan, files, console, evaluates), files.checkpoints
         for writer in (files.json_lines, files.events):
             writer.write(trainer.step, trainer.epoch_at(trainer.step), "train", made)
-        checkpoints = files.checkpoints
-        for callback in run_plan.calls:
-            if not isinstance(callback, AfterSave):
-                figures = evaluated if isinstance(callback, AfterEvaluation) else made
-                with files.events.summaries("train", trainer.step):
-                    callback(Moment(trainer, dict(figures).copy))
-        checkpoints.check()
+        for every in run_plan.of(Every):
+            run.call(every, "train", made)
+        for after in run_plan.of(AfterEvaluation):
+            run.call(after, "eval", evaluated)
         checkpoints.save()
         path = checkpoints.written()
-        for callback in run_plan.calls:
-            if isinstance(callback, AfterSave):
-                with files.events.summaries("train", trainer.step):
-                    callback(Moment(trainer, dict(made).copy, path))
+        for callback in run_plan.of(AfterSave):
+            run.call(callback, "train", made, path)
         checkpoints.finish()
         files.events.close()
         if workers.number == 1 and not traits_of(trainer.strategy).asynchronous:
@@ -184,3 +181,96 @@ def _peak_memory() -> str:
         name = gpu.name.removeprefix("/device:")
         peaks[name] = tf.config.experimental.get_memory_info(name)["peak"]
     return ", ".join(f"{name} {peak / 2**20:,.0f} MiB" for name, peak in peaks.items())
+
+
+def summary(trainer: Trainer, total: int) -> dict[str, str]:
+    """Returns the start-up summary of a run as texts by name.
+
+    Args:
+      trainer: The trainer of the run.
+      total: Length of the run in steps.
+
+    Raises:
+      ConfigError: If a learning rate is unusable, or a parameter group stays frozen.
+    """
+    replicas, each = trainer.strategy.num_replicas_in_sync, trainer.steps_per_epoch
+    note, strategy = traits_of(trainer.strategy).note, type(trainer.strategy).__name__
+    models = [
+        f"{model.name}, {sum(math.prod(v.shape) for v in model.trainable_variables):,} trainable "
+        "parameters"
+        for model in models_of(trainer.task).values()
+    ]
+    sources = trainer.pipelines.items()
+    return {
+        **({"strategy": note} if note else {}),
+        "devices": f"{describe_devices(trainer.strategy)}, {strategy}",
+        "replicas": str(replicas),
+        "global batch size": "; ".join(f"{n} {_batch(x, replicas)}".strip() for n, x in sources),
+        "precision": keras.config.dtype_policy().name,
+        "model": ", ".join(models),
+        "training data": "; ".join(f"{n} {_examples(x)}".strip() for n, x in sources),
+        "steps": f"{total:,}" + (f" ({total / each:.1f} epochs)" if each else ""),
+        **_learning_rates(trainer, total),
+        "seed": str(config.get_macro("SEED")),
+    }
+
+
+def _examples(pipeline: BatchPipeline) -> str:
+    if pipeline.num_examples is None:
+        return "examples without a known end"
+    return f"{pipeline.num_examples:,} examples, {pipeline.steps_per_epoch:,} steps per epoch"
+
+
+def _batch(pipeline: BatchPipeline, replicas: int) -> str:
+    """Describes how the batches of an update are divided."""
+    size, each = pipeline.global_batch_size, pipeline.microbatches
+    several = f"{pipeline.batches_per_update} × " if pipeline.batches_per_update > 1 else ""
+    text = f"{several}{size:,}"
+    if replicas * each == 1:
+        return text
+    of_each = f"{each} microbatches × " if each > 1 else ""
+    return f"{text} = {replicas} replicas × {of_each}{size // replicas // each:,}"
+
+
+def _learning_rates(trainer: Trainer, total: int) -> dict[str, str]:
+    """Describes the learning rate of each optimizer; refuses one that is unusable."""
+    described: dict[str, str] = {}
+    frozen = frozen_until(trainer.optimizer)
+    for name, optimizer in by_name(trainer.optimizer).items():
+        if (first := frozen[name]) >= total > 0:
+            raise ConfigError(
+                f"The parameter group {name!r} is frozen until step {first:,}, but the run ends at "
+                f"step {total:,}. Lower Group.frozen_until, or freeze layers by trainable = False."
+            )
+        texts = _learning_rate(optimizer, (total - first) * (trainer.updates_per_step[name] or 1))
+        of = "" if name == ONLY else f" ({name})"
+        described |= {f"{what}{of}": text for what, text in texts.items()}
+    return described
+
+
+def _learning_rate(optimizer: keras.optimizers.Optimizer, steps: int) -> dict[str, str]:
+    """Describes a learning rate over a run; refuses one that is unusable at a sampled step."""
+    plateau = plateau_of(optimizer)
+    schedule = plateau.schedule if plateau else optimizer._learning_rate
+    sampled = {round(place * max(steps - 1, 0) / 20) for place in range(21)}
+    description = {}
+    if isinstance(schedule, LearningRate):
+        if schedule.warmup_steps >= steps:
+            raise ConfigError(
+                f"The warm-up of {schedule.warmup_steps:,} updates must be shorter than the run of "
+                f"{steps:,}. Lower WARMUP_STEPS or WARMUP_EPOCHS, or train longer."
+            )
+        sampled.add(schedule.warmup_steps)
+        description = schedule.description()
+    if plateau is not None:
+        description["on a plateau"] = plateau.description()
+    rates = {step: learning_rate_at(optimizer, step) for step in sorted(sampled)}
+    peak, last = max(rates.values()), rates[max(steps - 1, 0)]
+    for step, rate in rates.items():
+        if not 0 <= rate < math.inf or not peak > 0:
+            raise ConfigError(
+                f"The learning rate must be finite, at least 0 and not always 0, got {rate:g} at "
+                f"update {step:,}. Check LEARNING_RATE and the arguments of the schedule."
+            )
+    end = f", {last:.6g} at the end" if last != peak else ""
+    return {"learning rate": f"{peak:.6g} at its peak{end}", **description}

@@ -1,23 +1,30 @@
-"""Writers of the figures of a run: lines of JSON, and TensorBoard's event files."""
+"""Writers of the figures of a run: lines of JSON, TensorBoard's event files, the console."""
 
+import fcntl
 import json
 import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from io import FileIO
 from pathlib import Path
+from textwrap import indent
 from typing import Any, Protocol
 
 import tensorflow as tf
 from absl import logging
+from rich.console import Console
+from rich.text import Text
 from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
-from ddl.checkpoints.durable_files import sync, write_atomically
+from ddl.checkpoints.directory import naming, write_atomically
 from ddl.errors import ModelDirectoryError
 from ddl.figures import EXAMPLES_PER_SECOND, is_measured
-from ddl.run.directory import RunDirectory, naming
+from ddl.output import printable
+from ddl.run.directory import RunDirectory
+from ddl.training.progress import Bar, format_figures, open_bar, open_console
 
 _SESSION = ".hparams"  # suffix of the event files of the HParams tab
 
@@ -72,29 +79,40 @@ class JsonLinesWriter:
                 content = self._path.read_bytes() if self._path.exists() else b""
         for number, line in enumerate(content.split(b"\n")[:-1], start=1):
             if not _is_whole(line):
-                raise ModelDirectoryError(
-                    f"{self._path}:{number} must be a JSON object with a step, as ddl writes it. "
-                    "Correct or remove the line."
-                )
+                what = f"{self._path}:{number} must be a JSON object with a step, as ddl writes it"
+                raise ModelDirectoryError(f"{what}. Correct or remove the line.")
             yield json.loads(line)
 
-    def drop_after(self, last_step: int) -> None:
+    def drop_after(self, last_step: float) -> None:
         """Drops the lines of steps after `last_step`, which the run repeats, and a cut-off line.
 
         Raises:
           ModelDirectoryError: As `rows`, or if the file cannot be written; the file then keeps its
             whole lines.
         """
-        with self._lock, naming(str(self._path)):
+        with self._locked():
             self._waiting = [x for x in self._waiting if json.loads(x)["step"] <= last_step]
-            content = self._path.read_bytes() if self._path.exists() else b""
+            content = self._path.read_bytes()
             last = content.rpartition(b"\n")[2]
             whole = content + b"\n" if _is_whole(last) else content[: len(content) - len(last)]
             if last and not _is_whole(last):
                 self._report(f"{self._path}: removed the incomplete last line, {len(last)} bytes.")
             kept = [row for row in self.rows(whole) if row["step"] <= last_step]
             if last or len(kept) < whole.count(b"\n"):
-                write_atomically(self._path, (f"{json.dumps(row)}\n".encode() for row in kept))
+                write_atomically(self._path, "".join(f"{json.dumps(row)}\n" for row in kept))
+
+    @contextmanager
+    def _locked(self) -> Iterator[FileIO]:
+        """Opens the file to append, which no other thread or process changes meanwhile."""
+        with self._lock, naming(str(self._path)):
+            while True:
+                with self._path.open("ab", buffering=0) as file:
+                    with suppress(OSError):  # some network file systems have no locks
+                        fcntl.flock(file, fcntl.LOCK_EX)
+                    # Another process may have replaced the file before this one had the lock.
+                    if os.path.samefile(self._path, file.fileno()):
+                        yield file
+                        return
 
     def write(self, step: int, epoch: float, split: str, values: Mapping[str, float]) -> None:
         """Appends metrics as a line; see `Writer`. Reports the first failed write."""
@@ -114,19 +132,19 @@ class JsonLinesWriter:
         Raises:
           ModelDirectoryError: If a line cannot be written.
         """
-        with self._lock, naming(str(self._path)):
-            if self._waiting:
-                with self._path.open("ab", buffering=0) as file:
-                    start, text = file.tell(), "".join(self._waiting).encode()
-                    try:
-                        if file.write(text) != len(text):
-                            raise OSError("only a part of a line was written")
-                    except OSError:
-                        file.truncate(start)
-                        raise
-                self._waiting = []
-            if to_disk and self._path.exists():
-                sync(self._path)
+        if not self._waiting and not (to_disk and self._path.exists()):
+            return
+        with self._locked() as file:
+            start, lines = os.fstat(file.fileno()).st_size, "".join(self._waiting).encode()
+            try:
+                if file.write(lines) != len(lines):
+                    raise OSError("only a part of a line was written")
+            except OSError:
+                file.truncate(start)
+                raise
+            self._waiting = []
+            if to_disk:
+                os.fsync(file.fileno())
 
 
 def _is_whole(line: bytes) -> bool:
@@ -184,9 +202,8 @@ class TensorBoardWriter:
         except tf.errors.OpError as error:
             if not self._fails:
                 self._report(
-                    f"The event files in {self._directory / split} cannot be written and get a gap:"
-                    f" {error.message.splitlines()[0]}. Check the free disk space and the "
-                    "permissions."
+                    f"The event files in {self._directory / split} get a gap: they cannot be "
+                    f"written: {error.message.splitlines()[0]}. Check disk space and permissions."
                 )
             self._fails = True
 
@@ -200,24 +217,22 @@ class TensorBoardWriter:
           split: The split whose figures are the metrics of the session.
           directory: The directory of the run, whose config is written.
         """
-        macros = directory.macros()
-        folder = self._directory / split
+        macros, folder = directory.macros(), self._directory / split
         for earlier in folder.glob(f"events.out.tfevents.*{_SESSION}"):
             with suppress(OSError):
                 earlier.unlink()
+        if not macros:
+            return
         values = {
             name: value if isinstance(value, bool | int | float | str) else str(value)
             for name, value in macros.items()
             if value is not None
         }
-        lines = (directory.saved_config() or "").splitlines()
-        if not macros:
-            return
         with self._reporting(split):
             writer = tf.summary.create_file_writer(str(folder), filename_suffix=_SESSION)
             with writer.as_default(0):
                 tf.summary.experimental.write_raw_pb(hparams_pb(values).SerializeToString(), 0)
-                tf.summary.text("config", "\n".join(f"    {line}" for line in lines))  # Markdown
+                tf.summary.text("config", indent(directory.saved_config() or "", "    "))
             writer.close()
 
     def close(self) -> None:
@@ -226,3 +241,47 @@ class TensorBoardWriter:
             with self._reporting(split):
                 writer.close()
         self._writers = {}
+
+
+class RunConsole:
+    """The console of a run: a line per log, and a progress bar on a terminal or in a notebook.
+
+    Output that fails never ends a run (`ddl.output`), and a name is never read as markup or as a
+    control sequence of the terminal.
+    """
+
+    def __init__(self, console: Console | None = None, shows: bool = True):
+        """Opens the console.
+
+        Args:
+          console: Console to print on; None makes one on standard output.
+          shows: Whether the console on standard output prints anything.
+        """
+        self._console = console or open_console(shows)
+        self._bar: Bar | None = None
+
+    def line(self, text: str) -> None:
+        """Prints a text, above the progress bar if there is one.
+
+        On a terminal it is wrapped between words; elsewhere each line stays whole.
+        """
+        self._console.print(Text(printable(text)), soft_wrap=not self._console.is_terminal)
+
+    def start(self, step: int, total: int) -> None:
+        """Shows the progress bar from `step` to `total`, on a terminal or in a notebook."""
+        self._bar = open_bar(self._console, step, total)
+
+    def advance(self, step: int, figures: Callable[[], Mapping[str, float]]) -> None:
+        """Updates the progress bar, if there is one, with the figures that a function returns."""
+        if self._bar is not None:
+            self._bar.advance(step, figures())
+
+    def write(self, step: int, epoch: float, split: str, values: Mapping[str, float]) -> None:
+        """Prints metrics as a line; see `Writer`."""
+        self.line(f"step {step:,} · epoch {epoch:.2f} · {split} · {format_figures(values)}")
+
+    def close(self) -> None:
+        """Stops the progress bar and leaves it on the screen."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None

@@ -135,27 +135,21 @@ def adam():
     return keras.optimizers.Adam(0.01)
 
 
-def with_a_schedule():
-    return keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 10), momentum=0.9)
-
-
 @pytest.mark.parametrize(
     ("names", "optimizer", "message"),
     [
         (["first", "second"], None, r"model/0004 is \S*third/kernel .*, expected nothing"),
-        (["first", "second", "third", "last"], None, r"is nothing, expected \S*last/kernel"),
         (["first", "third", "second"], None, r"is \S*second/kernel .*, expected \S*third/kernel"),
         (["first", "second", "third"], adam, r"_momentum .*, expected \S*_momentum .*"),
-        (["first", "second", "third"], with_a_schedule, r"is \S*learning_rate .*, expected"),
     ],
-    ids=["fewer", "more", "swapped", "optimizer", "schedule"],
+    ids=["fewer", "swapped", "optimizer"],
 )
 def test_another_model_or_optimizer_is_refused_before_anything_is_assigned(
     of_two, names, optimizer, message
 ):
     other = trainer_of(lambda: deep(*names), 2, optimizer=optimizer)
     before = variables(other)
-    with pytest.raises(ModelDirectoryError, match=rf"step-0 cannot be restored .*{message}"):
+    with pytest.raises(ModelDirectoryError, match=rf"step-0 cannot be restored: .*{message}"):
         Checkpoints(of_two, other).restore_latest()
     assert_equal(variables(other), before)
     if optimizer is not None:  # no part of an evaluation
@@ -178,6 +172,6 @@ def test_a_variable_that_belongs_to_nobody_is_refused(tmp_path):
     _FACTOR.append(tf.Variable(1.0, trainable=False, name="elsewhere"))
     trainer = trainer_of(lambda: deep("first"), 1, task=ReadsElsewhere)
     trainer.trace()
-    with pytest.raises(ConfigError, match="uses the variables elsewhere, but neither the model"):
+    with pytest.raises(ConfigError, match="uses the variables elsewhere, which no checkpoint"):
         save(tmp_path, trainer)
     assert not list(tmp_path.iterdir())

@@ -1,6 +1,6 @@
 import pytest
 
-from ddl.checkpoints.durable_files import write_atomically
+from ddl.checkpoints.directory import write_atomically
 
 
 def test_a_planted_link_is_not_followed(tmp_path):

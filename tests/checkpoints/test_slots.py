@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ddl.checkpoints import contents as of_checkpoints
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.precision import set_precision
-from ddl.step.sharding import copied_share
 from tests.conftest import make_strategy, save
-from tests.step.sharding.trainers import assert_close, make, memory_of, weights, whole_slots
+from tests.step.sharding.trainers import assert_close, make, weights, whole_slots
 
 
 def of(replicas, shards):
@@ -60,18 +58,3 @@ def test_a_run_resumes_with_the_switch_and_the_replicas_changed(trained, before,
     tolerance = 0 if before == after else 1e-12
     assert_close(weights(trainer)[:: after[0]], own[:: before[0]], atol=tolerance)
     assert_close(whole_slots(trainer), slots, atol=tolerance)
-
-
-def test_restored_shares_do_not_keep_whole_slots_in_memory(trained, monkeypatch):
-    (trainer, folder, _), wholes = trained[2, True], []
-
-    def noted(value, *arguments):
-        wholes.append(value)
-        return copied_share(value, *arguments)
-
-    monkeypatch.setattr(of_checkpoints, "copied_share", noted)
-    Checkpoints(folder, trainer).restore_latest()
-    assert len(wholes) == 2 * len(trainer.sharding.slots)
-    for slot in trainer.sharding.slots.values():
-        for copy in trainer.strategy.experimental_local_results(slot.variable.value):
-            assert not any(np.shares_memory(memory_of(copy), memory_of(one)) for one in wholes)

@@ -84,6 +84,13 @@ def test_an_error_of_the_users_code_is_status_1_and_one_of_the_system_70(tmp_pat
     assert "ConnectionResetError: peer" in ended.err
 
 
+@pytest.mark.parametrize(("asked", "status"), [(None, 70), (0, 70), (3, 3)])
+def test_an_exit_in_the_users_code_is_not_done(tmp_path, asked, status):
+    ended = act_at(6, lambda: sys.exit(asked), tmp_path / "run")
+    assert ended.status == status
+    assert ("sys.exit() was called before the command was done" in ended.err) == (status == 70)
+
+
 def full_disk(is_full):
     """Makes every write to a file fail, also those of TensorFlow; or no longer."""
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

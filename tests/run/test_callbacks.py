@@ -10,6 +10,7 @@ import tensorflow as tf
 import ddl
 from ddl import AfterEvaluation, AfterSave, EarlyStopping, Every
 from ddl.errors import ConfigError
+from tests.checkpoints.test_checkpoints import TwoWorkers
 from tests.run.small import fit, lines, make_trainer, summaries
 
 
@@ -74,7 +75,7 @@ def test_times_have_a_page_of_their_own(run):
         ([Every(1, lambda moment: 3)], "must return None, or a dict .*got 3"),
         ([Every(1, lambda moment: {"loss": 1.0})], "'other/loss'.*got the name 'loss'"),
         ([Every(1, lambda moment: moment.trainer.train(1))], "Trainer.train was called by"),
-        ([AfterSave(lambda moment: {"other": 1.0})], "An AfterSave returned figures"),
+        ([AfterSave(lambda moment: {"other": 1.0})], "got figures of an AfterSave"),
         ([lambda moment: None], r"must be a list of Every.*\[Every\(100, function\)\]"),
         ([EarlyStopping(), EarlyStopping()], "one EarlyStopping"),
     ],
@@ -82,6 +83,22 @@ def test_times_have_a_page_of_their_own(run):
 def test_mistakes_of_callbacks_are_named(callbacks, message, tmp_path):
     with pytest.raises(ConfigError, match=f"(?s){message}"):
         fit(make_trainer(), tmp_path, *callbacks, train_steps=2)
+
+
+def spoil(moment):
+    moment.trainer.model.layers[0].bias.assign([1.0, 2.0])
+
+
+def test_an_after_save_that_changes_what_is_saved_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"changed \S*bias after the save"):
+        fit(make_trainer(), tmp_path, AfterSave(spoil), train_steps=3)
+
+
+def test_changes_that_differ_between_workers_are_refused(monkeypatch):
+    """The second worker is played: its checksum of the changes is another one."""
+    monkeypatch.setattr("ddl.run.callbacks.Workers", lambda strategy: TwoWorkers(other_digest=1.0))
+    with pytest.raises(ConfigError, match=r"same changes on all workers.*here \S*bias"):
+        fit(make_trainer(), None, Every(1, spoil), train_steps=2)
 
 
 def test_a_function_of_other_arguments_is_refused():
@@ -99,7 +116,7 @@ def test_a_run_ends_when_evaluations_do_not_improve_and_stays_ended(tmp_path, ca
     rule = EarlyStopping("loss", patience=2)
     fit(trainer, tmp_path, rule, **plan)
     assert trainer.step == 6
-    assert "loss has not improved on" in capsys.readouterr().out
+    assert capsys.readouterr().out.count("loss has not improved on") == 1
     again = make_trainer()
     fit(again, tmp_path, rule, **plan)
     assert again.step == 6

@@ -8,10 +8,10 @@ import pytest
 
 import ddl
 from ddl.errors import ConfigError, ModelDirectoryError, NotReady
-from ddl.run.console import RunConsole
 from ddl.run.directory import RunDirectory
 from ddl.run.from_checkpoints import follow
 from ddl.run.plan import Files
+from ddl.run.writers import RunConsole
 from tests.run.small import fit, lines, make_trainer
 from tests.run.test_train import DIGITS_MLP, run
 
@@ -45,16 +45,19 @@ def finished(tmp_path_factory):
 
 
 def test_a_checkpoint_is_evaluated_into_the_files_once(finished):
+    """A line of a callback after an evaluation of the same step is no evaluation."""
     trainer = make_trainer()
+    with (finished / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "epoch": 0.4, "split": "eval", "calls": 1.0}\n')
     figures = ddl.evaluate(trainer, finished, 2)
     assert trainer.step == 2
     ddl.evaluate(trainer, finished, 2)
-    (line,) = [line for line in lines(finished, ["eval"]) if line["step"] == 2]
+    _, line = [line for line in lines(finished, ["eval"]) if line["step"] == 2]
     assert line["loss"] == pytest.approx(figures["loss"])
 
 
 def test_checkpoints_that_are_not_there_are_named(finished):
-    with pytest.raises(ModelDirectoryError, match=r"no checkpoint 3 .*one of the steps 2, 4"):
+    with pytest.raises(ModelDirectoryError, match=r"no checkpoint 3 .*one of the steps .*: 2, 4"):
         ddl.evaluate(make_trainer(), finished, 3)
     with pytest.raises(ConfigError, match="best_metric"):
         ddl.evaluate(make_trainer(), finished, "best")
@@ -71,3 +74,6 @@ def test_named_models_are_exported_to_folders(tmp_path):
     trainer = make_trainer()
     trainer.task.exported_models = {"one": trainer.model}
     assert ddl.export(trainer, tmp_path)[0] == tmp_path / "one" / "model.keras"
+    trainer.task.exported_models = [trainer.model]
+    with pytest.raises(ConfigError, match="exported_models must be a dict"):
+        ddl.export(trainer, tmp_path)

@@ -121,7 +121,7 @@ def run(tmp_path, monkeypatch):
     (folder / "counting.gin").write_text(GIN)
     monkeypatch.syspath_prepend(str(folder))
 
-    def run(model_dir, *params, strategy=("mirrored", 2)):
+    def run(model_dir, *params, strategy=("one_device", 1)):
         keras.utils.clear_session()
         config.load([str(folder / "counting.gin")], list(params))
         train.run(train.Placement(make_strategy(*strategy), Communication()), str(model_dir))

@@ -44,16 +44,6 @@ def test_the_suggested_rate_lies_below_the_divergence(trainer):
     assert 0.01 < found.suggested < 0.1
 
 
-def test_it_ends_at_the_highest_rate(trainer):
-    found = ddl.find_learning_rate(trainer, 1e-4, 0.05, steps=40)
-    assert len(found.rates) == 40
-    assert found.rates[-1] == pytest.approx(0.05)
-
-
-def test_without_a_falling_loss_there_is_no_suggestion(trainer):
-    assert ddl.find_learning_rate(trainer, 1e-9, 1e-8, steps=20).suggested is None
-
-
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_training_continues_as_if_there_had_been_no_test(replicas):
     """On several replicas, with a loss that was not finite, in the middle of a training."""
@@ -78,15 +68,7 @@ def test_a_divergence_at_once_asks_for_a_lower_start(trainer):
     assert trainer.step == 0
 
 
-@pytest.mark.parametrize(
-    "arguments", [{"lowest": 0.0}, {"lowest": 1.0, "highest": 0.1}, {"steps": 5}]
-)
-def test_arguments_out_of_range(trainer, arguments):
-    with pytest.raises(ConfigError, match="needs 0 < lowest < highest and at least 10 steps"):
-        ddl.find_learning_rate(trainer, **arguments)
-
-
 def test_a_schedule_is_refused():
     schedule = keras.optimizers.schedules.CosineDecay(0.1, 10)
-    with pytest.raises(ConfigError, match="a number, got 1 optimizers and CosineDecay"):
+    with pytest.raises(ConfigError, match="a number, .*got 1 optimizers and CosineDecay"):
         ddl.find_learning_rate(trainer_with(lambda: keras.optimizers.SGD(schedule)))

@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 
 import gin
-import numpy as np
 import pytest
-import tensorflow as tf
 
+import ddl
 from ddl import config
 from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.run import train
@@ -33,15 +32,6 @@ def run(model_dir, *params, strategy=("one_device", 1), gin_file="digits_cnn.gin
 def metrics(model_dir, split):
     lines = [json.loads(line) for line in (model_dir / "metrics.jsonl").read_text().splitlines()]
     return [line for line in lines if line["split"] == split]
-
-
-def tensors(model_dir) -> dict[str, np.ndarray]:
-    reader = tf.train.load_checkpoint(str(model_dir / "checkpoints"))
-    return {
-        name: reader.get_tensor(name)
-        for name, dtype in reader.get_variable_to_dtype_map().items()
-        if dtype != tf.string
-    }
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +75,12 @@ def test_what_a_run_cannot_use_is_refused_at_the_start(params, message, tmp_path
     with pytest.raises(ConfigError, match=f"(?s){message}"):
         run(tmp_path / "run", *params, **DIGITS_MLP)
     assert not (tmp_path / "run").exists()
+
+
+def test_wrong_exported_models_are_refused_at_the_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(ddl.Classification, "exported_models", [1], raising=False)
+    with pytest.raises(ConfigError, match="exported_models must be a dict"):
+        run(tmp_path / "run", **DIGITS_MLP)
 
 
 def test_a_step_that_reads_several_batches_needs_its_length():

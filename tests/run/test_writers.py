@@ -1,9 +1,12 @@
 """metrics.jsonl: whole lines whatever happened, and none twice."""
 
 import json
+import threading
+import time
 
 import pytest
 
+from ddl.checkpoints.directory import write_atomically
 from ddl.errors import ModelDirectoryError
 from ddl.run.writers import JsonLinesWriter
 
@@ -59,6 +62,17 @@ def test_a_failed_write_is_reported_and_repeated(tmp_path):
     path.parent.mkdir()
     writer.sync()
     assert steps(path) == [1, 2]
+
+
+def test_a_line_that_is_written_while_the_file_is_replaced_is_kept(path):
+    evaluation, run = JsonLinesWriter(path), JsonLinesWriter(path)
+    with run._locked():
+        thread = threading.Thread(target=evaluation.write, args=(9, 0.9, "eval", {}))
+        thread.start()
+        time.sleep(0.2)
+        write_atomically(path, path.read_text())  # as `drop_after` of a run that resumes
+    thread.join()
+    assert steps(path) == [1, 2, 3, 9]
 
 
 def test_a_link_is_followed(path, tmp_path):
