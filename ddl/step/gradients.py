@@ -20,6 +20,8 @@ from ddl.optimizers.groups import ONLY
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
+Variables: TypeAlias = Sequence[keras.Variable]
+
 Limit: TypeAlias = float | Mapping[str, float | None] | None
 """A limit of all gradients, or that of each optimizer by its name; None: no limit."""
 
@@ -46,7 +48,7 @@ class Gradients:
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
-        variables: Sequence[keras.Variable],
+        variables: Variables,
         values: Sequence[Any],
         *,
         draws: int | None = None,
@@ -80,7 +82,7 @@ class Gradients:
                 "Use dot() for a product of gradients, and map() to change each of them."
             )
         values = self._strategy.run(multiply, args=(self.of_replicas, tf.convert_to_tensor(factor)))
-        return Gradients(self._strategy, self.variables, values, draws=self.draws)
+        return self._made(self.variables, values, self.draws)
 
     __rmul__ = __mul__
 
@@ -102,11 +104,7 @@ class Gradients:
         """
         self._check_same(other)
 
-        def products(own: list[Gradient], others: list[Gradient]) -> tf.Tensor:
-            values = _in_pairs(operator.mul, own, others)
-            return tf.add_n([tf.cast(tf.reduce_sum(one), widest(own)) for one in values])
-
-        return self._of_first_replica(products, self.of_replicas, other.of_replicas)
+        return self._of_first_replica(_inner_product, self.of_replicas, other.of_replicas)
 
     def of(self, part: Any) -> "Gradients":
         """Returns the gradients of some of the variables, such as for clipping by group.
@@ -122,8 +120,7 @@ class Gradients:
         wanted = trainable_variables(part, "The argument of Gradients.of")
         if missing := [v.path for v in wanted if id(v) not in own]:
             raise ConfigError(f"Gradients.of: these hold no gradient of {', '.join(missing)}.")
-        values = [own[id(v)] for v in wanted]
-        return Gradients(self._strategy, wanted, values, draws=self.draws)
+        return self._made(wanted, [own[id(v)] for v in wanted], self.draws)
 
     def and_of(self, other: "Gradients") -> "Gradients":
         """Joins these gradients with those of other variables, for one `apply`.
@@ -134,12 +131,9 @@ class Gradients:
         own = {id(v) for v in self.variables}
         if shared := [v.path for v in other.variables if id(v) in own]:
             raise ConfigError(f"Gradients.and_of: both hold gradients of {', '.join(shared)}.")
-        return Gradients(
-            self._strategy,
-            [*self.variables, *other.variables],
-            [*self.of_replicas, *other.of_replicas],
-            draws=self.draws if self.draws == other.draws else None,
-        )
+        draws = self.draws if self.draws == other.draws else None
+        values = [*self.of_replicas, *other.of_replicas]
+        return self._made([*self.variables, *other.variables], values, draws)
 
     def map(self, function: Callable[[tf.Tensor, keras.Variable], tf.Tensor]) -> "Gradients":
         """Applies a function to each gradient, such as one that clips, and returns the results.
@@ -174,21 +168,21 @@ class Gradients:
 
         values = self._strategy.run(on_replica, args=(self.of_replicas,))
         current.advance_to(copies[0])
-        return Gradients(self._strategy, self.variables, values, draws=self.draws)
+        return self._made(self.variables, values, self.draws)
 
     def _with(self, other: Any, function: Callable[[Any, Any], tf.Tensor]) -> "Gradients":
         self._check_same(other)
-
-        own = self.of_replicas, other.of_replicas
-        values = self._strategy.run(lambda *both: _in_pairs(function, *both), args=own)
+        both = function, self.of_replicas, other.of_replicas
         draws = self.draws if self.draws == other.draws else None
-        return Gradients(self._strategy, self.variables, values, draws=draws)
+        return self._made(self.variables, self._strategy.run(_in_pairs, args=both), draws)
+
+    def _made(self, variables: Sequence[Any], values: Any, draws: int | None) -> "Gradients":
+        return Gradients(self._strategy, variables, values, draws=draws)
 
     def _check_same(self, other: Any) -> None:
-        if not isinstance(other, Gradients) or [*map(id, self.variables)] != [
-            *map(id, other.variables)
-        ]:
-            got = [v.path for v in getattr(other, "variables", ())] or other
+        others = other.variables if isinstance(other, Gradients) else ()
+        if [id(v) for v in self.variables] != [id(v) for v in others]:
+            got = [v.path for v in others] or other
             raise ConfigError(
                 f"Gradients can be combined with gradients of the same variables alone, those of "
                 f"{[v.path for v in self.variables]!s:.80}, got {got!r:.80}. Take the shared part "
@@ -223,14 +217,6 @@ def trainable_variables(part: Any, where: str = "The model of a task") -> list[k
     return list({id(item): item for item in items}.values())  # a shared layer counts once
 
 
-def weights_of(what: str, part: Any) -> list[tf.Variable]:
-    """Returns the weights of a model or layer, or a list of variables itself, for `average`."""
-    variables = part.weights if isinstance(part, keras.layers.Layer) else part
-    if not isinstance(variables, list | tuple) or not variables:
-        raise ConfigError(f"update.average: {what} must have weights, got {part!r:.80}.")
-    return [v.value if isinstance(v, keras.Variable) else v for v in variables]
-
-
 def values_of(gradient: Gradient) -> tf.Tensor:
     """Returns the values of a gradient; of a sparse one, those of its rows."""
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
@@ -243,7 +229,7 @@ def widest(values: Sequence[Gradient]) -> tf.DType:
 
 def multiply(gradients: Sequence[Gradient], factor: tf.Tensor) -> list[Gradient]:
     """Multiplies each gradient by a scalar, in the gradient's dtype; sparse ones stay sparse."""
-    return _each(gradients, lambda values: values * tf.cast(factor, values.dtype))
+    return [_with_values(one, values_of(one) * tf.cast(factor, one.dtype)) for one in gradients]
 
 
 def _opaque(gradients: Sequence[Gradient]) -> list[Gradient]:
@@ -253,29 +239,26 @@ def _opaque(gradients: Sequence[Gradient]) -> list[Gradient]:
     products of a step read the gradients of the first replica alone, so the merged products of the
     other replicas would be rounded differently, and their weights would drift apart.
     """
-    barrier = tf.raw_ops.PlaceholderWithDefault
-    return _each(gradients, lambda values: barrier(input=values, shape=values.shape))
+    barrier, values = tf.raw_ops.PlaceholderWithDefault, [values_of(one) for one in gradients]
+    opaque = [barrier(input=own, shape=own.shape) for own in values]
+    return [_with_values(one, own) for one, own in zip(gradients, opaque, strict=True)]
 
 
-def _each(
-    gradients: Sequence[Gradient], function: Callable[[tf.Tensor], tf.Tensor]
-) -> list[Gradient]:
-    return [
-        tf.IndexedSlices(function(one.values), one.indices, one.dense_shape)
-        if isinstance(one, tf.IndexedSlices)
-        else function(one)
-        for one in gradients
-    ]
+def _with_values(gradient: Gradient, values: tf.Tensor) -> Gradient:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return values
 
 
-def _in_pairs(
-    function: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
-    one: Sequence[Gradient],
-    other: Sequence[Gradient],
-) -> list[tf.Tensor]:
+def _in_pairs(function: Callable[..., tf.Tensor], *both: Sequence[Gradient]) -> list[tf.Tensor]:
     """Returns a function of the gradients of each variable; sparse gradients become dense."""
-    both = [[tf.convert_to_tensor(gradient) for gradient in own] for own in (one, other)]
-    return [function(a, b) for a, b in zip(*both, strict=True)]
+    dense = [map(tf.convert_to_tensor, gradients) for gradients in both]
+    return [function(*pair) for pair in zip(*dense, strict=True)]
+
+
+def _inner_product(one: Sequence[Gradient], other: Sequence[Gradient]) -> tf.Tensor:
+    products = [tf.reduce_sum(product) for product in _in_pairs(operator.mul, one, other)]
+    return tf.add_n([tf.cast(product, widest(one)) for product in products])
 
 
 def merge_duplicates(gradient: Gradient) -> Gradient:
@@ -366,9 +349,7 @@ def clips_by_name(limit: Limit, optimizers: Sequence[str]) -> dict[str, float | 
     return dict(limits)
 
 
-def add_regularization(
-    gradients: Sequence[Gradient], variables: Sequence[keras.Variable]
-) -> list[Gradient]:
+def add_regularization(gradients: Sequence[Gradient], variables: Variables) -> list[Gradient]:
     """Adds the gradients of the variables' own regularizers, such as L2. Replica context.
 
     These gradients depend only on the weights, so every replica computes them without an
@@ -377,13 +358,11 @@ def add_regularization(
     """
     if all(variable.regularizer is None for variable in variables):
         return list(gradients)
-    return [
-        gradient if penalty is None else tf.convert_to_tensor(gradient) + penalty
-        for gradient, penalty in zip(gradients, of_penalties(variables), strict=True)
-    ]
+    pairs = zip(gradients, of_penalties(variables), strict=True)
+    return [g if extra is None else tf.convert_to_tensor(g) + extra for g, extra in pairs]
 
 
-def of_penalties(variables: Sequence[keras.Variable]) -> list[tf.Tensor | None]:
+def of_penalties(variables: Variables) -> list[tf.Tensor | None]:
     """Returns the gradient of each variable's regularizer; None without one. Replica context.
 
     Args:
@@ -399,7 +378,7 @@ def of_penalties(variables: Sequence[keras.Variable]) -> list[tf.Tensor | None]:
 
 def prepare_optimizer(
     optimizer: keras.optimizers.Optimizer,
-    variables: Sequence[keras.Variable],
+    variables: Variables,
     strategy: tf.distribute.Strategy,
 ) -> None:
     """Builds the optimizer's slots and removes the all-reduce from its `apply`.

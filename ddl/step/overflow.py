@@ -7,8 +7,7 @@ update leaves weights, slots, averages and moving statistics as they were.
 Micikevicius et al. 2018, "Mixed Precision Training".
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -17,14 +16,10 @@ from ddl.distribution.path import on_host_if_placed
 from ddl.step.gradients import Gradient, values_of
 
 
-def each_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
-    """Returns which gradients hold neither an infinity nor a NaN: bool [gradients]."""
-    return tf.stack([tf.reduce_all(tf.math.is_finite(values_of(g))) for g in gradients])
-
-
 def all_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
-    """Returns whether no gradient holds an infinity or a NaN: bool []."""
-    return tf.reduce_all(each_finite(gradients))
+    """Returns whether no gradient, dense or sparse, holds an infinity or a NaN: bool []."""
+    each = [tf.reduce_all(tf.math.is_finite(values_of(gradient))) for gradient in gradients]
+    return tf.reduce_all(tf.stack(each))
 
 
 def unless_overflow(
@@ -68,23 +63,10 @@ class KeptValues:
           strategy: The strategy.
         """
         self._variables = list(variables)
-        self._strategy = strategy
+        self._update = strategy.extended.update
         self._values: list[Any] = strategy.run(lambda: [v.read_value() for v in self._variables])
 
     def restore(self) -> None:
         """Assigns the values on every replica."""
         for variable, value in zip(self._variables, self._values, strict=True):
-            self._strategy.extended.update(variable, _assign, args=(value,))
-
-
-def _assign(variable: tf.Variable, value: tf.Tensor) -> tf.Operation:
-    return variable.assign(value)
-
-
-@contextmanager
-def restored(variables: Sequence[tf.Variable], strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """Restores variables on all replicas after the `with` block, in its graph."""
-    kept = KeptValues(variables, strategy) if variables else None
-    yield
-    if kept is not None:
-        kept.restore()
+            self._update(variable, lambda own, kept: own.assign(kept), args=(value,))

@@ -34,10 +34,10 @@ from ddl.optimizers import MomentumSGD
 from ddl.optimizers.checks import refusing_reductions
 from ddl.optimizers.fused import by_kernels
 from ddl.step import gradients as gradient_path
-from ddl.step.all_reduce import AllReduce
 from ddl.step.compiled import Compiler
 from ddl.step.gradients import prepare_optimizer
 from ddl.step.overflow import all_finite
+from ddl.step.sums import AllReduce
 
 _FLAG = "--shard_optimizer_state (Trainer.shard_optimizer_state)"
 
@@ -283,7 +283,7 @@ def apply_to_shares(
         return [share if extra is None else share + own_share(extra) for share, extra in pairs]
 
     def squares(own: list[tf.Tensor]) -> tf.Tensor:
-        of_parts = [[own[place] for place in part.places] for part in parts]
+        of_parts = [[own[place] for place in part.places(variables)] for part in parts]
         return tf.stack([tf.cast(gradient_path.squared_norm(one), tf.float64) for one in of_parts])
 
     values = gradients.values if isinstance(gradients, InShares) else list(gradients)
@@ -297,8 +297,8 @@ def apply_to_shares(
         clipped = lambda own, squared: gradient_path.clip_by_global_norm(own, clip, squared)[0]  # noqa: E731
         shares = run(clipped, args=(shares, tf.cast(squared, widest)))
     for part in parts:
-        own = [shares[place] for place in part.places]
-        updated = [variables[place] for place in part.places]
+        own = [shares[place] for place in part.places(variables)]
+        updated = [variables[place] for place in part.places(variables)]
         change = functools.partial(_update, sharding, own, updated, part.optimizer, compiler)
         part.unless_frozen(step, change)
     return norm

@@ -78,7 +78,7 @@ class WeightAverages:
                 for v in self._weights
             ]
 
-    def update(self, update: tf.Tensor, compiler: Compiler) -> None:
+    def move(self, update: tf.Tensor, compiler: Compiler) -> None:
         """Moves the averages. Cross-replica context, in a graph.
 
         Args:

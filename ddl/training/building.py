@@ -20,7 +20,6 @@ from ddl.optimizers.groups import Optimizers, by_name, groups_by_name
 from ddl.precision import LossScale
 from ddl.seeds import hashed
 from ddl.step import gradients as gradient_path
-from ddl.step.all_reduce import AllReduce
 from ddl.step.compiled import Compiler
 from ddl.step.global_gradient import GlobalGradient
 from ddl.step.gradients import Limit
@@ -30,6 +29,7 @@ from ddl.step.planning import Plan, plan_built_in, plan_own
 from ddl.step.probes import Probes
 from ddl.step.remat import Remat, recomputed
 from ddl.step.sharding import sharding_of
+from ddl.step.sums import AllReduce
 from ddl.step.train_step import TrainStep
 from ddl.step.weight_average import ExponentialMovingAverage, WeightAverages
 from ddl.tasks.parts import layers_of
@@ -175,10 +175,11 @@ def planned(
         if has_step(task):
             plan = plan_own(task, groups, loss_of, strategy, train)
         else:
-            plan = plan_built_in(task, groups, loss_of)
+            plan = plan_built_in(task, groups, loss_of, strategy)
     for source, pipeline in train.items():
         pipeline.batches_per_update = plan.batches[source]
-    plan.check_microbatches(accumulation_steps)
+    if accumulation_steps > 1:
+        plan.check_microbatches()
     check_created_in_scope(plan.trained, strategy)
     return plan
 
@@ -248,8 +249,6 @@ def build_update(
         task=task,
         plan=plan,
         gradient=gradient,
-        optimizers=optimizers,
-        moving=statistics,
         averages=averages,
         clips=gradient_path.clips_by_name(clip_norm, list(plan.groups)),
         loss_scale=loss_scale,

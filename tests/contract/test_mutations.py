@@ -17,11 +17,11 @@ from ddl import draws
 from ddl.data import BatchPipeline
 from ddl.errors import TrainingDiverged
 from ddl.step import gradients as gradient_path
-from ddl.step import overflow, sharding, train_step
-from ddl.step.all_reduce import AllReduce
+from ddl.step import sharding, train_step
 from ddl.step.global_gradient import GlobalGradient
 from ddl.step.loss import Loss
 from ddl.step.overflow import KeptValues
+from ddl.step.sums import AllReduce
 from ddl.step.train_step import TrainStep
 from ddl.step.weight_average import WeightAverages
 from tests.contract import cases
@@ -46,7 +46,7 @@ def reduce_again_in_the_optimizer(patch: Patch) -> None:
 
     patch.setattr(sharding, "prepare_optimizer", mutated)
     # Else the check of optimizers refuses it, before parity is asked for.
-    patch.setattr("ddl.step.train_step.refusing_reductions", lambda _: contextlib.nullcontext())
+    patch.setattr("ddl.step.applying.refusing_reductions", lambda _: contextlib.nullcontext())
 
 
 def divide_by_the_replicas_own_size(patch: Patch) -> None:
@@ -137,14 +137,14 @@ def keep_the_moments_of_a_skipped_update(patch: Patch) -> None:
 
 
 def ask_the_first_replica_for_overflow(patch: Patch) -> None:
-    reduce, finite, own = AllReduce.__call__, overflow.each_finite, []
+    reduce, finite, own = AllReduce.__call__, GlobalGradient.finite, []
 
     def mutated(self, gradients, variables):
         own[:] = [self._strategy.experimental_local_results(gradient)[0] for gradient in gradients]
         return reduce(self, gradients, variables)
 
     patch.setattr(AllReduce, "__call__", mutated)
-    patch.setattr(overflow, "each_finite", lambda reduced: finite(own))
+    patch.setattr(GlobalGradient, "finite", lambda self, reduced: finite(self, own))
 
 
 def give_all_replicas_one_stream(patch: Patch) -> None:
@@ -206,7 +206,7 @@ def take_moments_of_padding(patch: Patch) -> None:
 
 
 def never_move_the_averages(patch: Patch) -> None:
-    patch.setattr(WeightAverages, "update", lambda *_: None)
+    patch.setattr(WeightAverages, "move", lambda *_: None)
 
 
 def move_the_averages_before_the_weights(patch: Patch) -> None:

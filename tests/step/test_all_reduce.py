@@ -5,7 +5,7 @@ import tensorflow as tf
 from tensorflow.python.distribute import cross_device_ops, cross_device_utils
 
 from ddl.distribution.communication import Communication
-from ddl.step.all_reduce import AllReduce
+from ddl.step.sums import AllReduce
 from tests.conftest import STRATEGIES, make_strategy
 
 # One for the process, as a strategy of several workers has it: a number names one collective.

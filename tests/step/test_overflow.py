@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ddl.step.overflow import each_finite, unless_overflow
+from ddl.step.overflow import all_finite, unless_overflow
 
 
 def rows(values):
@@ -12,7 +12,7 @@ def rows(values):
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 def test_each_gradient_is_looked_at_sparse_ones_too(bad):
     gradients = [tf.ones([3]), tf.constant([1.0, bad]), rows([[1.0, 2.0]]), rows([[1.0, bad]])]
-    assert each_finite(gradients).numpy().tolist() == [True, False, True, False]
+    assert all_finite(gradients).numpy().tolist() == [True, False, True, False]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.ops import gen_math_ops
 
-from ddl.step.order_of_sums import fixed_order_of_sums
+from ddl.step.sums import fixed_order_of_sums
 
 _TERMS = [np.random.default_rng(term).normal(size=(64, 64)).astype("f4") for term in range(5)]
 
