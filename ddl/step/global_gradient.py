@@ -24,7 +24,7 @@ from ddl.errors import ConfigError
 from ddl.microbatch import Microbatch
 from ddl.step import gradients as gradient_path
 from ddl.step.compiled import Compiler
-from ddl.step.gradients import Variables
+from ddl.step.gradients import Variables, check_same_shapes
 from ddl.step.loss import Loss
 from ddl.step.moving_statistics import Statistics
 from ddl.step.overflow import all_finite
@@ -83,12 +83,7 @@ class GlobalGradient:
     sharding: Sharding | None
 
     def __call__(
-        self,
-        loss: Loss,
-        variables: Variables,
-        made: Pass,
-        *,
-        in_shares: bool = False,
+        self, loss: Loss, variables: Variables, made: Pass, *, in_shares: bool = False
     ) -> Reduced:
         """Returns the gradient of a loss with respect to variables.
 
@@ -333,12 +328,7 @@ def _sum_of_changed(
         own = tape.gradient(losses, [variables[place] for place in connected], one)
         own = [tf.convert_to_tensor(g) for g in own]
         changed = each([g / tf.cast(scale, g.dtype) for g in own])
-        shapes = [getattr(g, "shape", None) for g in changed]
-        if shapes != [g.shape for g in own]:
-            raise ConfigError(
-                "update.gradients: `each` must return a list with a tensor of the same shape for "
-                f"each variable, {[tuple(g.shape) for g in own]}, got {changed!r:.80}."
-            )
+        check_same_shapes("`each` of update.gradients", changed, own)
         return [g if mask is None else tf.where(mask[row], g, tf.zeros_like(g)) for g in changed]
 
     # An operation that cannot be vectorized runs in a loop over the rows.

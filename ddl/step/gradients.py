@@ -16,7 +16,6 @@ from ddl import microbatch
 from ddl.errors import ConfigError, check_takes
 from ddl.microbatch import CannotCompileError, is_compiled
 from ddl.optimizers.checks import check_optimizer, check_unused
-from ddl.optimizers.groups import ONLY
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
@@ -41,8 +40,7 @@ class Gradients:
     Attributes:
       variables: The variables, in the order of the values.
       of_replicas: The values as distributed values, which `strategy.run` takes.
-      draws: Number of the pass whose random numbers were drawn to compute the values; None for a
-        sum of gradients with different draws.
+      draws: Number of the pass that computed the values; None if they were computed of gradients.
     """
 
     def __init__(
@@ -74,15 +72,11 @@ class Gradients:
         return self._with(other, operator.sub)
 
     def __mul__(self, factor: tf.Tensor | float) -> "Gradients":
-        if isinstance(factor, int | float):
-            factor = tf.constant(factor, tf.float64)
-        if isinstance(factor, Gradients) or tf.convert_to_tensor(factor).shape.rank != 0:
-            raise ConfigError(
-                f"Gradients can be multiplied or divided by a scalar alone, got {factor!r:.80}. "
-                "Use dot() for a product of gradients, and map() to change each of them."
-            )
-        values = self._strategy.run(multiply, args=(self.of_replicas, tf.convert_to_tensor(factor)))
-        return self._made(self.variables, values, self.draws)
+        exact = tf.constant(factor, tf.float64) if isinstance(factor, int | float) else factor
+        if isinstance(exact, Gradients) or exact.shape.rank != 0:
+            raise ConfigError(f"Gradients can be multiplied by a scalar alone, got {factor!r:.80}.")
+        values = self._strategy.run(multiply, args=(self.of_replicas, exact))
+        return self._made(self.variables, values)
 
     __rmul__ = __mul__
 
@@ -120,7 +114,7 @@ class Gradients:
         wanted = trainable_variables(part, "The argument of Gradients.of")
         if missing := [v.path for v in wanted if id(v) not in own]:
             raise ConfigError(f"Gradients.of: these hold no gradient of {', '.join(missing)}.")
-        return self._made(wanted, [own[id(v)] for v in wanted], self.draws)
+        return self._made(wanted, [own[id(v)] for v in wanted])
 
     def and_of(self, other: "Gradients") -> "Gradients":
         """Joins these gradients with those of other variables, for one `apply`.
@@ -131,9 +125,8 @@ class Gradients:
         own = {id(v) for v in self.variables}
         if shared := [v.path for v in other.variables if id(v) in own]:
             raise ConfigError(f"Gradients.and_of: both hold gradients of {', '.join(shared)}.")
-        draws = self.draws if self.draws == other.draws else None
-        values = [*self.of_replicas, *other.of_replicas]
-        return self._made([*self.variables, *other.variables], values, draws)
+        variables = *self.variables, *other.variables
+        return self._made(variables, [*self.of_replicas, *other.of_replicas])
 
     def map(self, function: Callable[[tf.Tensor, keras.Variable], tf.Tensor]) -> "Gradients":
         """Applies a function to each gradient, such as one that clips, and returns the results.
@@ -144,40 +137,32 @@ class Gradients:
             draws of `ddl.random` do.
 
         Raises:
-          ConfigError: If it takes other arguments, or returns another shape or dtype.
+          ConfigError: If it takes other arguments, or returns another shape.
         """
         check_takes("The function of Gradients.map", function, ("gradient", "variable"))
         current = microbatch.current()
         assert current is not None  # a step draws by it
         copies = []
 
-        def one(gradient: Gradient, variable: keras.Variable) -> tf.Tensor:
-            own = tf.convert_to_tensor(gradient)
-            result = function(own, variable)
-            if not tf.is_tensor(result) or (result.dtype, result.shape) != (own.dtype, own.shape):
-                raise ConfigError(
-                    f"Gradients.map: the function must return {own.dtype.name} {tuple(own.shape)} "
-                    f"for {variable.path}, as the gradient is, got {result!r:.80}."
-                )
-            return result
-
         def on_replica(own: list[Gradient]) -> list[tf.Tensor]:
             copies.append(current.copied())  # draws what the step would draw here
+            dense = [tf.convert_to_tensor(gradient) for gradient in own]
             with copies[-1].forward():
-                return [one(g, v) for g, v in zip(own, self.variables, strict=True)]
+                mapped = [function(*pair) for pair in zip(dense, self.variables, strict=True)]
+            check_same_shapes("The function of Gradients.map", mapped, dense)
+            return mapped
 
         values = self._strategy.run(on_replica, args=(self.of_replicas,))
         current.advance_to(copies[0])
-        return self._made(self.variables, values, self.draws)
+        return self._made(self.variables, values)
 
     def _with(self, other: Any, function: Callable[[Any, Any], tf.Tensor]) -> "Gradients":
         self._check_same(other)
         both = function, self.of_replicas, other.of_replicas
-        draws = self.draws if self.draws == other.draws else None
-        return self._made(self.variables, self._strategy.run(_in_pairs, args=both), draws)
+        return self._made(self.variables, self._strategy.run(_in_pairs, args=both))
 
-    def _made(self, variables: Sequence[Any], values: Any, draws: int | None) -> "Gradients":
-        return Gradients(self._strategy, variables, values, draws=draws)
+    def _made(self, variables: Variables, values: Sequence[Any]) -> "Gradients":
+        return Gradients(self._strategy, variables, values)
 
     def _check_same(self, other: Any) -> None:
         others = other.variables if isinstance(other, Gradients) else ()
@@ -194,6 +179,16 @@ class Gradients:
         return self._strategy.experimental_local_results(of_each)[0]
 
 
+def check_same_shapes(what: str, results: Any, gradients: Sequence[tf.Tensor]) -> None:
+    """Raises ConfigError unless a user's function returned a tensor like each gradient."""
+    shapes = [gradient.shape for gradient in gradients]
+    if [getattr(result, "shape", None) for result in results] != shapes:
+        raise ConfigError(
+            f"{what} must return a tensor of the same shape for each gradient, "
+            f"{[tuple(shape) for shape in shapes]!s:.80}, got {results!r:.80}."
+        )
+
+
 def trainable_variables(part: Any, where: str = "The model of a task") -> list[keras.Variable]:
     """Returns the trainable variables of a model or layer, or the list of variables itself.
 
@@ -204,15 +199,12 @@ def trainable_variables(part: Any, where: str = "The model of a task") -> list[k
     Raises:
       ConfigError: If `part` is none of these, or has no trainable variables.
     """
-    is_layer = isinstance(part, keras.layers.Layer)
-    variables = part.trainable_variables if is_layer else part
-    if is_layer and not variables:
-        raise ConfigError(f"{part.name!r} has no trainable variables: set trainable = True.")
+    variables = part.trainable_variables if isinstance(part, keras.layers.Layer) else part
     items = list(variables) if isinstance(variables, list | tuple) else [variables]
     if not items or not all(isinstance(item, keras.Variable) for item in items):
         raise ConfigError(
-            f"{where} must be a Keras model, a layer or a list of keras.Variable, got "
-            f"{part!r:.80}. Pass the model or layer itself, such as self.generator."
+            f"{where} must be a Keras model, a layer or a list of keras.Variable, with trainable "
+            f"variables, got {part!r:.80}. Pass the model itself, such as self.generator."
         )
     return list({id(item): item for item in items}.values())  # a shared layer counts once
 
@@ -336,15 +328,13 @@ def clips_by_name(limit: Limit, optimizers: Sequence[str]) -> dict[str, float | 
     """
     limits = limit if isinstance(limit, Mapping) else dict.fromkeys(optimizers, limit)
     if limits.keys() != set(optimizers):
-        known = "only one, without a name" if list(optimizers) == [ONLY] else ", ".join(optimizers)
         raise ConfigError(
-            f"Trainer.clip_norm gives limits for {', '.join(limits)}, but the Trainer has the "
-            f"optimizers {known}. Give one number, or one for each optimizer; None means no limit."
+            f"Trainer.clip_norm gives limits for {', '.join(limits)}, but Trainer.optimizer has "
+            f"{', '.join(optimizers)}. Give one number, or one for each; None means no limit."
         )
     if wrong := [one for one in limits.values() if one is not None and not one > 0]:
         raise ConfigError(
-            f"Trainer.clip_norm must be greater than 0, or None, got {wrong[0]}. Set CLIP_NORM = "
-            "None to leave gradients unclipped."
+            f"Trainer.clip_norm must be greater than 0, or None for no limit, got {wrong[0]}."
         )
     return dict(limits)
 
@@ -368,18 +358,14 @@ def of_penalties(variables: Variables) -> list[tf.Tensor | None]:
     Args:
       variables: The variables, of which one or more have a regularizer.
     """
-    regularized = [v for v in variables if v.regularizer is not None]
     with tf.GradientTape() as tape:
-        penalties = [v.regularizer(v) for v in regularized]
-        penalty = tf.add_n([tf.cast(p, widest(penalties)) for p in penalties])
-    extra = iter(tape.gradient(penalty, [v.value for v in regularized]))
-    return [next(extra) if variable.regularizer is not None else None for variable in variables]
+        penalties = [v.regularizer(v) for v in variables if v.regularizer is not None]
+    extra: list[Any] = tape.gradient(penalties, [v.value for v in variables])  # of their sum
+    return extra
 
 
 def prepare_optimizer(
-    optimizer: keras.optimizers.Optimizer,
-    variables: Variables,
-    strategy: tf.distribute.Strategy,
+    optimizer: keras.optimizers.Optimizer, variables: Variables, strategy: tf.distribute.Strategy
 ) -> None:
     """Builds the optimizer's slots and removes the all-reduce from its `apply`.
 

@@ -22,33 +22,6 @@ def all_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
     return tf.reduce_all(tf.stack(each))
 
 
-def unless_overflow(
-    strategy: tf.distribute.Strategy,
-    finite: tf.Tensor,
-    change: Callable[[], tf.Tensor],
-    undo: Callable[[], None],
-) -> tf.Tensor:
-    """Changes variables if the gradients are finite. Cross-replica context, in a graph.
-
-    Args:
-      strategy: The strategy.
-      finite: Whether the sums over the replicas are finite, bool [].
-      change: Applies gradients and returns their global norm, float64 [].
-      undo: Restores what was changed before.
-
-    Returns:
-      The norm; 0 for a skipped update.
-    """
-
-    def skip() -> tf.Tensor:
-        undo()
-        return tf.zeros([], tf.float64)
-
-    with on_host_if_placed(strategy):  # which asks once, not once for each device
-        finite = tf.identity(finite)
-    return tf.cond(finite, change, skip)
-
-
 class KeptValues:
     """The values of variables on every replica, read when this object is made.
 
@@ -63,10 +36,30 @@ class KeptValues:
           strategy: The strategy.
         """
         self._variables = list(variables)
-        self._update = strategy.extended.update
+        self._strategy = strategy
         self._values: list[Any] = strategy.run(lambda: [v.read_value() for v in self._variables])
 
     def restore(self) -> None:
         """Assigns the values on every replica."""
         for variable, value in zip(self._variables, self._values, strict=True):
-            self._update(variable, lambda own, kept: own.assign(kept), args=(value,))
+            update = self._strategy.extended.update
+            update(variable, lambda own, kept: own.assign(kept), args=(value,))
+
+    def unless_overflow(self, finite: tf.Tensor, change: Callable[[], tf.Tensor]) -> tf.Tensor:
+        """Changes variables if the gradients are finite, and else restores the kept ones.
+
+        Args:
+          finite: Whether the sums over the replicas are finite, bool [].
+          change: Applies gradients and returns their global norm, float64 [].
+
+        Returns:
+          The norm; 0 for a skipped update.
+        """
+
+        def skip() -> tf.Tensor:
+            self.restore()
+            return tf.zeros([], tf.float64)
+
+        with on_host_if_placed(self._strategy):  # which asks once, not once for each device
+            finite = tf.identity(finite)
+        return tf.cond(finite, change, skip)

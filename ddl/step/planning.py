@@ -10,7 +10,7 @@ it writes; and all variables that a skipped update restores. Each loss is probed
 import concurrent.futures
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -21,7 +21,6 @@ from ddl.data.pipeline import BatchPipeline
 from ddl.errors import ConfigError
 from ddl.optimizers.groups import Group, assign
 from ddl.random import batch_counter
-from ddl.step.applying import Part
 from ddl.step.effects import (
     Generators,
     check_python_draws,
@@ -49,6 +48,27 @@ LossOf = Callable[[LossFunction, str], Loss]
 """Probes a loss in training: takes the function and the name of the source."""
 
 
+class Part(NamedTuple):
+    """An optimizer, and its part of the trained variables.
+
+    Attributes:
+      optimizer: The optimizer.
+      variables: The variables that it updates, each once.
+      times: Number of its updates in a step; None if that depends on a tensor.
+      frozen_until: First step at which it updates its variables.
+    """
+
+    optimizer: keras.optimizers.Optimizer
+    variables: Variables
+    times: int | None
+    frozen_until: int
+
+    def places(self, variables: Variables) -> list[int]:
+        """Returns which of some variables it updates."""
+        own = set(map(id, self.variables))
+        return [place for place, variable in enumerate(variables) if id(variable) in own]
+
+
 @dataclasses.dataclass
 class Plan:
     """The figures and changes of a step.
@@ -59,16 +79,14 @@ class Plan:
       means: The functions that it averages or sums, by name.
       applied: The optimizer of each group with its variables, by the name of the group.
       batches: Number of batches that an update reads of each source, by its name.
-      statistics: Variables that the forward pass changes.
-      changed: Variables that change before it is known whether a gradient overflows, but for slots.
+      changed: Variables of the task that a step of its own changes.
     """
 
     groups: Groups
     losses: dict[str, Loss] = dataclasses.field(default_factory=dict)
     means: dict[str, Loss] = dataclasses.field(default_factory=dict)
     applied: Mapping[str, Part] = dataclasses.field(default_factory=dict)
-    batches: Mapping[str, int] = dataclasses.field(default_factory=lambda: {"": 1})
-    statistics: Sequence[tf.Variable] = ()
+    batches: Mapping[str, int] = dataclasses.field(default_factory=dict)
     changed: Sequence[tf.Variable] = ()
 
     @property
@@ -76,12 +94,12 @@ class Plan:
         """The variables of all optimizers, each once."""
         return _once(v for part in self.applied.values() for v in part.variables)
 
-    def check_microbatches(self) -> None:
-        """Raises MicrobatchesError if a loss needs a batch as a whole, since batches are split.
+    def check_microbatches(self, microbatches: int) -> None:
+        """Raises MicrobatchesError if a loss needs a batch as a whole that is split.
 
         It gathers rows, or its layers assign to other variables than moments of BatchNormalization.
         """
-        for loss in (*self.losses.values(), *self.means.values()):
+        for loss in (*self.losses.values(), *self.means.values()) if microbatches > 1 else ():
             if loss.training.gathers:
                 raise gathers_error(loss.where)
             if moved := loss.training.moved:
@@ -115,9 +133,7 @@ def does_other_things(what: str) -> ConfigError:
     )
 
 
-def plan_built_in(
-    task: Task, groups: Groups, loss_of: LossOf, strategy: tf.distribute.Strategy
-) -> Plan:
+def plan_built_in(task: Task, groups: Groups, loss_of: LossOf) -> Plan:
     """Returns the plan of `update.minimize(task.per_example, batch)`; builds the model.
 
     Raises:
@@ -129,11 +145,9 @@ def plan_built_in(
             f"{', '.join(groups)}. Pass one optimizer; or pass ParameterGroups, which name the "
             "variables of each; or give the task a method step(update, batch)."
         )
-    plan = Plan(groups, {BUILT_IN: loss_of(task.per_example, "")})
-    (name,) = groups
-    plan.applied = _applied(groups, [(name, trainable_variables(task.model), False)])
-    plan.changed = plan.statistics = Statistics(layers_of(task), strategy).variables
-    return plan
+    (name,), losses = groups, {BUILT_IN: loss_of(task.per_example, "")}
+    applied = _applied(groups, [(name, trainable_variables(task.model), False)])
+    return Plan(groups, losses, applied=applied, batches={"": 1})
 
 
 def plan_own(
@@ -158,7 +172,7 @@ def plan_own(
         checkpoint would hold.
     """
     where, plan = f"{type(task).__name__}.step", Plan(groups)
-    rehearsal = _Rehearsal(task, plan, loss_of, strategy, pipelines)
+    rehearsal = _Rehearsal(task, plan, loss_of, strategy, pipelines, Statistics((), strategy))
     generators = Generators(task)
     before = generators.states()
     graph, update = rehearsal.graph(), rehearsal.update
@@ -180,9 +194,8 @@ def plan_own(
                 " Create the task under `with strategy.scope():`."
             )
     plan.applied, plan.batches = _applied(groups, update.applied), update.taken
-    plan.statistics = Statistics(layers, strategy).variables
-    trained = [v.value for v in plan.trained]
-    plan.changed = _once([*trained, *plan.statistics, *own, *assigned])
+    trained, moving = [v.value for v in plan.trained], Statistics(layers, strategy).variables
+    plan.changed = _once([*trained, *moving, *own, *assigned])
     return plan
 
 
@@ -232,6 +245,7 @@ class _Rehearsal:
     loss_of: LossOf
     strategy: tf.distribute.Strategy
     pipelines: Mapping[str, BatchPipeline]
+    moving: Statistics
     gradient = _UnknownGradient()
     update: Any = None
 

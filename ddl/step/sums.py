@@ -181,8 +181,7 @@ class AllReduce:
 def fixed_order_of_sums() -> Iterator[None]:
     """Makes all graphs traced in the `with` block add from left to right, two at a time.
 
-    It applies to all threads, because each replica is traced in its own thread. Integer sums are
-    unchanged, since their order does not matter.
+    It applies to all threads, because each replica is traced in its own thread.
     """
     earlier = gen_math_ops.add_v2, gen_math_ops.add_n
     gen_math_ops.add_v2, gen_math_ops.add_n = _marked_add, _add_two_at_a_time
@@ -200,16 +199,9 @@ def _marked_add(x: Any, y: Any, name: str | None = None) -> Any:
 @functools.wraps(_add_n)
 def _add_two_at_a_time(inputs: Sequence[Any], name: str | None = None) -> Any:
     # Not `+`, which broadcasts: AddN raises if the shapes differ.
-    if len(inputs) < 3 or tf.executing_eagerly() or not _rounds(inputs[0]):
-        return _marked(_add_n(inputs, name))
-    *first, last = inputs
-    total = functools.reduce(lambda a, b: _marked(_add_n([a, b])), first)
-    return _marked(_add_n([total, last], name))
-
-
-def _rounds(value: Any) -> bool:
-    dtype = getattr(value, "dtype", None)
-    return dtype is None or tf.as_dtype(dtype).is_floating or tf.as_dtype(dtype).is_complex
+    while len(inputs) > 2:
+        inputs = [_marked(_add_n(inputs[:2])), *inputs[2:]]
+    return _marked(_add_n(inputs, name))
 
 
 def _marked(total: Any) -> Any:

@@ -13,6 +13,7 @@ it. In an update, optimizers *apply* gradients, and averages *move*.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,15 +22,18 @@ import tensorflow as tf
 
 from ddl.data.batch import Batch
 from ddl.data.pipeline import BatchPipeline
+from ddl.optimizers.checks import refusing_reductions
+from ddl.optimizers.fused import by_kernels
 from ddl.precision import LossScale
-from ddl.step.applying import Applying
+from ddl.step import gradients as gradient_path
 from ddl.step.compiled import Compiler
 from ddl.step.global_gradient import GlobalGradient
-from ddl.step.gradients import Variables, trainable_variables
+from ddl.step.gradients import Gradient, Variables, trainable_variables
 from ddl.step.loss import Loss
 from ddl.step.metric_sums import SumsOfLosses
-from ddl.step.overflow import KeptValues, unless_overflow
-from ddl.step.planning import BUILT_IN, Plan, does_other_things
+from ddl.step.moving_statistics import Statistics
+from ddl.step.overflow import KeptValues
+from ddl.step.planning import BUILT_IN, Part, Plan, does_other_things
 from ddl.step.sharding import Sharding, apply_to_shares
 from ddl.step.state import Pass, StepBatch, TrainingState
 from ddl.step.sums import fixed_order_of_sums
@@ -40,6 +44,9 @@ from ddl.tasks.task import LossFunction, Task, has_step
 Results = dict[str, tf.Tensor]
 """Figures of an update by name (`ddl.step.update.Update.results`)."""
 
+Made = tuple[Results, Callable[[], tf.Tensor]]
+"""Results of a step, and a function that applies what waits for the check for an overflow."""
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainStep:
@@ -49,6 +56,8 @@ class TrainStep:
       task: The task.
       plan: The plan of what the step computes and changes.
       gradient: Computes gradients of the global batch.
+      optimizers: The optimizers by name, with their slots.
+      moving: Variables that the forward pass changes.
       averages: Averages of the weights, moved by every update that is not skipped; None: none.
       clips: Largest global norm of the gradients that each optimizer applies, or None, by its name
         in the step.
@@ -58,6 +67,8 @@ class TrainStep:
     task: Task
     plan: Plan
     gradient: GlobalGradient
+    optimizers: Mapping[str, keras.optimizers.Optimizer]
+    moving: Statistics
     averages: WeightAverages | None
     clips: Mapping[str, float | None]
     loss_scale: LossScale | None
@@ -83,9 +94,9 @@ class TrainStep:
         return self.gradient.pipelines
 
     @property
-    def optimizers(self) -> dict[str, keras.optimizers.Optimizer]:
-        """The optimizers by name, with their slots."""
-        return {name: part.optimizer for name, part in self.plan.applied.items()}
+    def is_whole(self) -> bool:
+        """Whether XLA compiles an update as one piece."""
+        return self.compiler.is_whole
 
     @property
     def metrics(self) -> SumsOfLosses:
@@ -115,60 +126,53 @@ class TrainStep:
         """
 
         def made() -> TrainingState:
-            run = self._own_step if has_step(self.task) else self._built_in_step
-            results = run(batches, state)
+            results = self._results(batches, state)
             return self.compiler(lambda: self._next_state(state, results))
 
         return self.compiler.whole(lambda: self.compiler(made), made)
 
-    def _built_in_step(self, batches: Mapping[str, Batch], state: TrainingState) -> Results:
-        """Makes the built-in update, which changes no weights if a gradient overflows."""
-        kept = self._kept(self.plan.changed)
+    def _results(self, batches: Mapping[str, Batch], state: TrainingState) -> Results:
+        """Makes an update, or restores all that it changed if a gradient overflows."""
+        is_own, kept = has_step(self.task), None
+        if self.loss_scale is not None:
+            slots = [v.value for one in self.optimizers.values() for v in one.variables]
+            changed = [*self.plan.changed, *slots] if is_own else self.moving.variables
+            kept = KeptValues(changed, self.strategy)
+        step = self._own_step if is_own else self._built_in_step
+        results, apply = step(batches, state)
+
+        def change() -> tf.Tensor:
+            norm = apply()
+            self._move_averages(state)
+            return norm
+
+        if kept is None or FINITE not in results:
+            norm = change()
+        else:
+            norm = kept.unless_overflow(results[FINITE], change)
+        if not is_own:
+            (name,) = self.plan.groups
+            results[f"norms/{name}"] = tf.stack([norm, tf.ones_like(norm)])
+        return results
+
+    def _built_in_step(self, batches: Mapping[str, Batch], state: TrainingState) -> Made:
+        """Computes the gradient of the built-in step, and leaves it to be applied."""
         variables, (name,) = trainable_variables(self.task.model), self.plan.groups
         made = Pass(StepBatch("", 0, batches[""]), state)
         reduced = self.gradient(self.plan.losses[BUILT_IN], variables, made, in_shares=True)
+        given = name, variables, reduced.values, reduced.factor, state
+        results = {f"sums/{BUILT_IN}": reduced.sums}
+        if reduced.finite is not None:
+            results[FINITE] = reduced.finite
+        return results, functools.partial(self.apply, *given)
 
-        def change() -> tf.Tensor:
-            return self.apply(name, variables, reduced.values, reduced.factor, state)
-
-        norm = self._completed(state, reduced.finite, kept, change)
-        results = {"sums/" + BUILT_IN: reduced.sums}
-        results["norms/" + name] = tf.stack([norm, tf.ones_like(norm)])
-        return results if reduced.finite is None else results | {FINITE: reduced.finite}
-
-    def _own_step(self, batches: Mapping[str, Batch], state: TrainingState) -> Results:
-        """Makes an update by the task's own step, and undoes it if a gradient overflowed."""
-        slots = [v.value for one in self.optimizers.values() for v in one.variables]
-        kept = self._kept([*self.plan.changed, *slots])
+    def _own_step(self, batches: Mapping[str, Batch], state: TrainingState) -> Made:
+        """Runs the task's own step, which leaves nothing to be applied."""
         update = Update(self, state, batches)
         update.run()
         if update.taken != self.plan.batches:
             raise does_other_things(f"reads the batches {update.taken}")
-        finite = update.results.get(FINITE)
-        self._completed(state, finite, kept, lambda: tf.zeros([], tf.float64))
-        return update.results
-
-    def _kept(self, variables: Sequence[tf.Variable]) -> KeptValues | None:
-        """Keeps the values of variables for an overflow; None without loss scaling."""
-        return None if self.loss_scale is None else KeptValues(variables, self.strategy)
-
-    def _completed(
-        self,
-        state: TrainingState,
-        finite: tf.Tensor | None,
-        kept: KeptValues | None,
-        change: Callable[[], tf.Tensor],
-    ) -> tf.Tensor:
-        """Changes variables and moves the averages, or restores all if a gradient overflowed."""
-
-        def changed() -> tf.Tensor:
-            norm = change()
-            self._move_averages(state)
-            return norm
-
-        if finite is None or kept is None:
-            return changed()
-        return unless_overflow(self.strategy, finite, changed, kept.restore)
+        return update.results, lambda: tf.zeros([], tf.float64)
 
     def _move_averages(self, state: TrainingState) -> None:
         if self.averages is not None:
@@ -218,7 +222,10 @@ class TrainStep:
         factor: tf.Tensor | None,
         state: TrainingState,
     ) -> tf.Tensor:
-        """Applies a gradient by an optimizer of the step. Cross-replica context, in a graph.
+        """Applies a gradient: penalties → clip → optimizers. Cross-replica context, in a graph.
+
+        Parameter groups share one gradient: penalties and clipping see all of it, and each
+        optimizer then updates the variables of its group.
 
         Args:
           optimizer: Name of the optimizer in the step.
@@ -228,12 +235,54 @@ class TrainStep:
           state: The state before the update.
 
         Returns:
-          The global norm before clipping, as `Applying` returns it.
+          The global norm before clipping, float64 []; 0 without a limit of the norm. Frozen parts
+          do not count in it.
         """
-        parts, clip = self.plan.parts(optimizer, variables), self.clips[optimizer]
-        with tf.name_scope("ddl_update"):
+        clip = self.clips[optimizer]
+
+        def apply(parts: Sequence[Part]) -> tf.Tensor:
             if self.sharding is not None:
-                given = variables, parts, clip, state.step, self.compiler
+                given = variables, parts, clip, self.compiler
                 return apply_to_shares(self.sharding, values, factor, *given)
-            apply = Applying(self.strategy, self.compiler, parts, variables, clip, state.step)
-            return apply(values, factor)
+            optimizers = [part.optimizer for part in parts]
+
+            def on_replica(own: Any, factor: Any) -> tf.Tensor:
+                piece = functools.partial(_apply, own, factor, variables, parts, clip)
+                return self.compiler.of_update(piece, variables, optimizers)
+
+            with refusing_reductions(self.strategy), by_kernels(optimizers):
+                norms = self.strategy.run(on_replica, args=(values, factor))
+            return self.strategy.experimental_local_results(norms)[0]
+
+        def unless_frozen(parts: Sequence[Part]) -> tf.Tensor:
+            if not (last := max((part.frozen_until for part in parts), default=0)):
+                return apply(parts)
+            others = [part for part in parts if part.frozen_until < last]
+            frozen = functools.partial(unless_frozen, others)
+            return tf.cond(state.step >= last, functools.partial(apply, parts), frozen)
+
+        with tf.name_scope("ddl_update"):
+            return unless_frozen(self.plan.parts(optimizer, variables))
+
+
+def _apply(
+    own: list[Gradient],
+    factor: tf.Tensor | None,
+    variables: Variables,
+    parts: Sequence[Part],
+    clip: float | None,
+) -> tf.Tensor:
+    """Applies a gradient that all replicas hold; returns its norm, as `apply`. Replica context."""
+    if factor is not None:
+        own = gradient_path.multiply(own, factor)
+    own = gradient_path.add_regularization(own, variables)
+    norm = tf.zeros([], tf.float64)
+    if clip is not None and parts:
+        applied = [own[place] for part in parts for place in part.places(variables)]
+        squared = gradient_path.squared_norm(applied)
+        own, norm = gradient_path.clip_by_global_norm(own, clip, squared)
+    for part in parts:
+        pairs = [(own[place], variables[place]) for place in part.places(variables)]
+        # Not `apply`: a user's may override either, and `apply_gradients` calls `apply`.
+        part.optimizer.apply_gradients(pairs)
+    return tf.cast(norm, tf.float64)

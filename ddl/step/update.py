@@ -87,8 +87,8 @@ class Update:
 
         def refuse(create: Callable[..., Any], **arguments: Any) -> Any:
             raise ConfigError(
-                f"{self._where} must not make variables, since it runs many times. Make them in the "
-                "task's constructor."
+                f"{self._where} must not make variables, since it runs many times. Make them in "
+                "the task's constructor."
             )
 
         given = {name: StepBatch(name, 0, batch) for name, batch in self._batches.items()}
@@ -158,8 +158,8 @@ class Update:
         """
         if each is not None:
             check_takes("`each` of update.gradients", each, ("gradients",))
-        made = Pass(batch, self._state, self._next_draws(same_draws_as), each)
-        kept = None if moves_statistics else KeptValues(self._plan.statistics, self._strategy)
+        engine, made = self._engine, Pass(batch, self._state, self._next_draws(same_draws_as), each)
+        kept = None if moves_statistics else KeptValues(engine.moving.variables, self._strategy)
         variables, reduced = self._reduced(loss, made, model, name)
         if kept is not None:
             kept.restore()
@@ -392,7 +392,7 @@ class Update:
         if earlier is None:
             return self._passes - 1
         if (draws := getattr(earlier, "draws", None)) is None:
-            raise ConfigError("same_draws_as must be gradients of one pass, not of a sum.")
+            raise ConfigError("same_draws_as must be a result of update.gradients itself.")
         return int(draws)
 
     def _check(self, verb: str, batch: Any = None) -> None:
@@ -445,11 +445,11 @@ class Update:
         given = self._task.model if model is None else model
         return trainable_variables(given, f"`model` of update.{verb}")
 
-    def _name_of_optimizer(self, name: str | None) -> str | None:
+    def _name_of_optimizer(self, name: str | None) -> str:
         """Returns the name of an optimizer; None means the only one."""
         names = list(self._plan.groups)
         name = names[0] if name is None and len(names) == 1 else name
-        if name not in names:
+        if name is None or name not in names:
             raise ConfigError(
                 f"{self._where}: there is no optimizer {name!r}; Trainer.optimizer has "
                 f"{', '.join(names)}.{did_you_mean(str(name), names)} Pass one of its names."

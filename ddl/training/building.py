@@ -175,11 +175,10 @@ def planned(
         if has_step(task):
             plan = plan_own(task, groups, loss_of, strategy, train)
         else:
-            plan = plan_built_in(task, groups, loss_of, strategy)
+            plan = plan_built_in(task, groups, loss_of)
     for source, pipeline in train.items():
         pipeline.batches_per_update = plan.batches[source]
-    if accumulation_steps > 1:
-        plan.check_microbatches()
+    plan.check_microbatches(accumulation_steps)
     check_created_in_scope(plan.trained, strategy)
     return plan
 
@@ -249,6 +248,8 @@ def build_update(
         task=task,
         plan=plan,
         gradient=gradient,
+        optimizers=optimizers,
+        moving=statistics,
         averages=averages,
         clips=gradient_path.clips_by_name(clip_norm, list(plan.groups)),
         loss_scale=loss_scale,

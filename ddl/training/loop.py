@@ -417,7 +417,7 @@ class TrainingLoop:
         # With a loss scale, code that XLA compiles tells on the device whether an update counts.
         on_device = compiler.is_on and "skipped_in_a_row" in carried
         single = plain if on_device else lambda: self._counted(update, carried, ahead, left)
-        if given.iterators or not self._update.compiler.is_whole:
+        if given.iterators or not self._update.is_whole:
             return single()
         return compiler.whole(lambda: self._in_pieces(update, carried, given.until, left), single)
 

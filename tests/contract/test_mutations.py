@@ -17,7 +17,7 @@ from ddl import draws
 from ddl.data import BatchPipeline
 from ddl.errors import TrainingDiverged
 from ddl.step import gradients as gradient_path
-from ddl.step import sharding, train_step
+from ddl.step import sharding
 from ddl.step.global_gradient import GlobalGradient
 from ddl.step.loss import Loss
 from ddl.step.overflow import KeptValues
@@ -46,7 +46,7 @@ def reduce_again_in_the_optimizer(patch: Patch) -> None:
 
     patch.setattr(sharding, "prepare_optimizer", mutated)
     # Else the check of optimizers refuses it, before parity is asked for.
-    patch.setattr("ddl.step.applying.refusing_reductions", lambda _: contextlib.nullcontext())
+    patch.setattr("ddl.step.train_step.refusing_reductions", lambda _: contextlib.nullcontext())
 
 
 def divide_by_the_replicas_own_size(patch: Patch) -> None:
@@ -105,7 +105,7 @@ def ignore_the_weights_of_examples(patch: Patch) -> None:
 
 
 def move_a_slot_in_a_skipped_update(patch: Patch) -> None:
-    apply, unless_overflow = TrainStep.apply, train_step.unless_overflow
+    apply, restore = TrainStep.apply, KeptValues.restore
 
     def mutated(self, *arguments, **others):
         (optimizer,) = self.optimizers.values()
@@ -120,16 +120,13 @@ def move_a_slot_in_a_skipped_update(patch: Patch) -> None:
         skips.append(lambda: self.strategy.run(move))
         return apply(self, *arguments, **others)
 
-    def skipping(strategy, finite, change, undo):
-        def moved():
-            skips[-1]()
-            undo()
-
-        return unless_overflow(strategy, finite, change, moved)
+    def moved(self):
+        skips[-1]()
+        restore(self)
 
     skips = []
     patch.setattr(TrainStep, "apply", mutated)
-    patch.setattr(train_step, "unless_overflow", skipping)
+    patch.setattr(KeptValues, "restore", moved)
 
 
 def keep_the_moments_of_a_skipped_update(patch: Patch) -> None:

@@ -270,7 +270,10 @@ def test_a_skipped_update_restores_what_the_step_assigns(kind):
     trainer.state = state._replace(skipped_in_a_row=tf.zeros([], tf.int64))
     trainer.train(1)
     update = trainer._update
-    weights = [*(v.value for v in update.plan.trained), *(v for v in update.plan.statistics if v.dtype.is_floating)]
+    weights = [
+        *(v.value for v in update.plan.trained),
+        *(v for v in update.plan.statistics if v.dtype.is_floating),
+    ]
     for average, weight in zip(update.averages.variables, weights, strict=True):
         np.testing.assert_allclose(average.numpy(), weight.numpy(), rtol=1e-6)
 
