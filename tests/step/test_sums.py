@@ -1,12 +1,66 @@
-"""A sum has the same bits whether other readers of its terms ran before it or after."""
+"""Sums over replicas; and a sum has the same bits whether other readers of its terms ran before."""
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.distribute import cross_device_ops, cross_device_utils
 from tensorflow.python.ops import gen_math_ops
 
-from ddl.step.sums import fixed_order_of_sums
+from ddl.distribution.communication import Communication
+from ddl.step.sums import AllReduce, fixed_order_of_sums
+from tests.conftest import STRATEGIES, make_strategy
+
+# One for the process, as a strategy of several workers has it: a number names one collective.
+KEYS = cross_device_utils.CollectiveKeys()
+
+
+def collectives(replicas):
+    """Mirrored with the collectives that several workers and several GPUs use."""
+    devices = [f"CPU:{index}" for index in range(replicas)]
+    operations = cross_device_ops.CollectiveAllReduce(
+        devices, replicas, tf.distribute.experimental.CommunicationOptions(), KEYS
+    )
+    return tf.distribute.MirroredStrategy(devices, cross_device_ops=operations)
+
+
+@pytest.mark.parametrize(
+    "where", [*STRATEGIES, ("collectives", 3)], ids=lambda case: f"{case[0]}-{case[1]}"
+)
+def test_dense_and_sparse_gradients_of_two_dtypes_are_added(where):
+    """In buffers of 60 bytes, which hold several gradients."""
+    strategy = collectives(where[1]) if where[0] == "collectives" else make_strategy(*where)
+    shapes = {(3, 5): "float32", (5,): "float64", (2, 2, 3): "float32", (6, 2): "float32"}
+    with strategy.scope():
+        variables = [keras.Variable(np.zeros(shape), dtype=of) for shape, of in shapes.items()]
+    replicas = strategy.num_replicas_in_sync
+    parts = [
+        [np.random.default_rng(replica).normal(size=v.shape).astype(v.dtype) for v in variables[:3]]
+        for replica in range(replicas)
+    ]
+    all_reduce = AllReduce(strategy, Communication(bytes_per_pack=60))
+
+    @tf.function(autograph=False)
+    def run():
+        def replica():
+            number = tf.distribute.get_replica_context().replica_id_in_sync_group
+            dense = [tf.gather(tf.stack(values), number) for values in zip(*parts, strict=True)]
+            indices = tf.stack([tf.cast(number, tf.int32), 5])
+            return [*dense, tf.IndexedSlices(tf.ones([2, 2]), indices, tf.constant([6, 2]))]
+
+        reduced = all_reduce(strategy.run(replica), variables)
+        copies = [strategy.experimental_local_results(gradient) for gradient in reduced]
+        assert replicas == 1 or isinstance(copies[-1][0], tf.IndexedSlices)
+        return [[tf.convert_to_tensor(copy) for copy in own] for own in copies]
+
+    rows = np.zeros([6, 2])
+    rows[:replicas] += 1
+    rows[5] += replicas
+    wanted = [*(np.sum(own, axis=0) for own in zip(*parts, strict=True)), rows]
+    for copies, value in zip(run(), wanted, strict=True):
+        for copy in copies:
+            np.testing.assert_allclose(copy.numpy(), value, rtol=1e-5, atol=1e-6)
+
 
 _TERMS = [np.random.default_rng(term).normal(size=(64, 64)).astype("f4") for term in range(5)]
 
@@ -24,20 +78,6 @@ def gradient_of_many_uses(terms):
         tape.watch(x)
         uses = [tf.identity(x) for _ in terms]
     return tape.gradient(uses, x, output_gradients=terms)
-
-
-def reduced(terms):
-    """As tf.distribute does between devices."""
-    return tf.distribute.ReductionToOneDevice().accumulation_fn(terms)
-
-
-SUMS = {
-    "add_n": tf.add_n,
-    "plus": plus,
-    "Keras": lambda terms: keras.layers.Add()(terms),
-    "gradient": gradient_of_many_uses,
-    "tf.distribute": reduced,
-}
 
 
 def bits(add, reader_first):
@@ -61,31 +101,20 @@ def bits(add, reader_first):
     return run()[0].numpy().tobytes()
 
 
-@pytest.mark.parametrize("add", SUMS.values(), ids=SUMS)
-def test_the_order_is_fixed(add):
-    with fixed_order_of_sums():
-        assert bits(add, reader_first=True) == bits(add, reader_first=False)
+SUMS = {
+    "add_n": tf.add_n,
+    "plus": plus,
+    "Keras": lambda terms: keras.layers.Add()(terms),
+    "gradient": gradient_of_many_uses,
+    "tf.distribute": lambda terms: tf.distribute.ReductionToOneDevice().accumulation_fn(terms),
+}
 
 
 @pytest.mark.parametrize("add", SUMS.values(), ids=SUMS)
-def test_tensorflow_has_no_fixed_order(add):
+def test_the_order_is_fixed_and_tensorflow_has_no_fixed_order(add):
     """Else `fixed_order_of_sums` would not be needed any more."""
-    assert bits(add, reader_first=True) != bits(add, reader_first=False)
-
-
-def test_what_add_n_refuses_is_refused():
-    @tf.function(autograph=False)
-    def run(x, y):
-        return tf.add_n([x, x, y])
-
-    with fixed_order_of_sums(), pytest.raises(ValueError, match="shape"):
-        run(tf.zeros([3, 1]), tf.zeros([3]))
-
-
-def test_tensorflow_is_left_as_it_was():
     plain = gen_math_ops.add_v2, gen_math_ops.add_n
     with fixed_order_of_sums():
-        with fixed_order_of_sums():
-            pass
-        assert gen_math_ops.add_n is not plain[1]
+        assert bits(add, reader_first=True) == bits(add, reader_first=False)
     assert (gen_math_ops.add_v2, gen_math_ops.add_n) == plain
+    assert bits(add, reader_first=True) != bits(add, reader_first=False)
