@@ -44,18 +44,13 @@ class Gradients:
     """
 
     def __init__(
-        self,
-        strategy: tf.distribute.Strategy,
-        variables: Variables,
-        values: Sequence[Any],
-        *,
-        draws: int | None = None,
+        self, strategy: tf.distribute.Strategy, variables: Variables, values: Any, draws: Any = None
     ):
         """Keeps the arguments; the values are one for each variable, without a missing factor."""
         self._strategy = strategy
         self.variables = tuple(variables)
         self.of_replicas = list(strategy.run(_opaque, args=(list(values),)))
-        self.draws = draws
+        self.draws: int | None = draws
 
     @property
     def values(self) -> list[Gradient]:

@@ -142,8 +142,7 @@ def plan_built_in(task: Task, groups: Groups, loss_of: LossOf) -> Plan:
     if len(groups) > 1:
         raise ConfigError(
             f"{type(task).__name__} has no `step`, which several optimizers need, got "
-            f"{', '.join(groups)}. Pass one optimizer; or pass ParameterGroups, which name the "
-            "variables of each; or give the task a method step(update, batch)."
+            f"{', '.join(groups)}. Pass one optimizer or ParameterGroups, or give the task a step."
         )
     (name,), losses = groups, {BUILT_IN: loss_of(task.per_example, "")}
     applied = _applied(groups, [(name, trainable_variables(task.model), False)])
@@ -184,7 +183,7 @@ def plan_own(
     known = [*(v.value for layer in layers for v in layer.variables), *own]
     optimizers = [one.optimizer for of_name in groups.values() for one in of_name.values()]
     check_writes(where, graph, task, optimizers, strategy)
-    _check_complete(where, update, plan, known, layers)
+    _check_complete(task, update, groups, known)
     slots = [v.value for one in optimizers for v in one.variables]
     assigned = written_in(graph, [*known, *slots])
     for variable in [*own, *assigned]:
@@ -273,16 +272,13 @@ class _Rehearsal:
 
 
 def _check_complete(
-    where: str,
-    update: Update,
-    plan: Plan,
-    known: Sequence[tf.Variable],
-    layers: Sequence[keras.layers.Layer],
+    task: Any, update: Update, groups: Groups, known: Sequence[tf.Variable]
 ) -> None:
     """Raises ConfigError for what the step leaves out, or what no attribute leads to."""
+    where = f"{type(task).__name__}.step"
     if not update.applied:
         raise ConfigError(f"{where} applies no gradients: call update.apply or update.minimize.")
-    if unused := plan.groups.keys() - {optimizer for optimizer, _, _ in update.applied}:
+    if unused := groups.keys() - {optimizer for optimizer, _, _ in update.applied}:
         raise ConfigError(f"{where} never uses the optimizer {min(unused)!r}: apply by it.")
     if idle := update.taken.keys() - update.used:
         raise ConfigError(f"{where} never uses the source {min(idle)!r}: pass its batch.")
@@ -294,7 +290,7 @@ def _check_complete(
             f"{where} changes the variables {', '.join(unknown)}, but no attribute of the task "
             "leads to them, so no checkpoint would hold them. Keep their layers in attributes."
         )
-    trainable = {id(v.value): v for layer in layers for v in layer.trainable_variables}
+    trainable = {id(v.value): v for x in layers_of(task) for v in x.trainable_variables}
     if forgotten := [v.path for key, v in trainable.items() if key not in changed]:
         raise ConfigError(
             f"{where} changes no variable of {', '.join(forgotten)}, although they are trainable. "

@@ -14,7 +14,7 @@ it. In an update, optimizers *apply* gradients, and averages *move*.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -215,12 +215,7 @@ class TrainStep:
         return known[name].of(function)
 
     def apply(
-        self,
-        optimizer: str,
-        variables: Variables,
-        values: Any,
-        factor: tf.Tensor | None,
-        state: TrainingState,
+        self, optimizer: str, variables: Variables, values: Any, factor: Any, state: TrainingState
     ) -> tf.Tensor:
         """Applies a gradient: penalties → clip → optimizers. Cross-replica context, in a graph.
 
@@ -240,7 +235,7 @@ class TrainStep:
         """
         clip = self.clips[optimizer]
 
-        def apply(parts: Sequence[Part]) -> tf.Tensor:
+        def apply(parts: list[Part]) -> tf.Tensor:
             if self.sharding is not None:
                 given = variables, parts, clip, self.compiler
                 return apply_to_shares(self.sharding, values, factor, *given)
@@ -254,7 +249,7 @@ class TrainStep:
                 norms = self.strategy.run(on_replica, args=(values, factor))
             return self.strategy.experimental_local_results(norms)[0]
 
-        def unless_frozen(parts: Sequence[Part]) -> tf.Tensor:
+        def unless_frozen(parts: list[Part]) -> tf.Tensor:
             if not (last := max((part.frozen_until for part in parts), default=0)):
                 return apply(parts)
             others = [part for part in parts if part.frozen_until < last]
@@ -266,11 +261,7 @@ class TrainStep:
 
 
 def _apply(
-    own: list[Gradient],
-    factor: tf.Tensor | None,
-    variables: Variables,
-    parts: Sequence[Part],
-    clip: float | None,
+    own: list[Gradient], factor: Any, variables: Variables, parts: list[Part], clip: float | None
 ) -> tf.Tensor:
     """Applies a gradient that all replicas hold; returns its norm, as `apply`. Replica context."""
     if factor is not None:

@@ -166,7 +166,7 @@ class Update:
         values = reduced.values
         if reduced.factor is not None:
             values = self._strategy.run(multiply, args=(values, reduced.factor))
-        return Gradients(self._strategy, variables, values, draws=made.draws)
+        return Gradients(self._strategy, variables, values, made.draws)
 
     def _reduced(
         self, function: LossFunction, made: Pass, model: Any, name: str | None, alone: bool = False
@@ -234,10 +234,9 @@ class Update:
         loss, _ = self._loss(self._plan.means, values, name, batch)
         total, weight = self._gradient.sums(loss, Pass(batch, self._state, self._next_draws()))
         like = loss.function.like
-        if verb == "mean":
-            value = tf.cast(tf.math.divide_no_nan(total, weight), like.dtype)
-        else:
-            value = tf.cast(total, tf.float32 if like.dtype.size == 2 else like.dtype)
+        value = tf.math.divide_no_nan(total, weight) if verb == "mean" else total
+        holds = verb == "mean" or like.dtype.size > 2  # half precision holds no sum
+        value = tf.cast(value, like.dtype if holds else tf.float32)
         self._add(FINITE, self._gradient.finite([value]))
         return tf.reshape(value, like.shape)
 
