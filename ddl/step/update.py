@@ -1,9 +1,4 @@
-"""The methods of `update` that a task's own step calls: its verbs.
-
-A task with a method `step(update, batch)` replaces the built-in update. It is written as if one
-device held the global batch: it runs in cross-replica context, and each verb divides the work among
-the replicas and microbatches.
-"""
+"""The verbs of a task's own step; each divides its work among replicas and microbatches."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +16,7 @@ from ddl.step.gradients import Gradients, multiply, trainable_variables
 from ddl.step.loss import Loss, OfExamples, Values
 from ddl.step.overflow import KeptValues
 from ddl.step.state import OfExample, Pass, StepBatch, TrainingState
+from ddl.step.weight_average import move_towards, weights_of
 from ddl.tasks.task import LossFunction
 from ddl.user_code import place_of
 
@@ -332,7 +328,7 @@ class Update:
           ConfigError: If the shapes differ, or the decay is out of range.
         """
         self._check("average")
-        targets, sources = _weights("target", target), _weights("of", of)
+        targets, sources = weights_of("target", target), weights_of("of", of)
         shapes = [[tuple(v.shape) for v in variables] for variables in (targets, sources)]
         if shapes[0] != shapes[1] or {id(v) for v in targets} & {id(v) for v in sources}:
             raise ConfigError(
@@ -347,7 +343,7 @@ class Update:
         exact = np.float64(decay) if isinstance(decay, int | float) else decay
         share = 1 - tf.cast(exact, tf.float64)
         for variable, source in zip(targets, sources, strict=True):
-            self._strategy.extended.update(variable, _move, args=(source, share))
+            self._strategy.extended.update(variable, move_towards, args=(source, share))
 
     def when(self, condition: tf.Tensor, function: Callable[[], Any]) -> None:
         """Calls a function, which may call this update, if a condition holds.
@@ -464,23 +460,6 @@ def _place() -> Any:
 def _check_gradients(where: str, given: Any) -> None:
     if not isinstance(given, Gradients):
         raise ConfigError(f"{where} takes the result of update.gradients, got {given!r:.80}.")
-
-
-def _weights(what: str, part: Any) -> list[tf.Variable]:
-    """Returns the weights of a model or layer, or a list of variables itself, for `average`."""
-    variables = part.weights if isinstance(part, keras.layers.Layer) else part
-    if not isinstance(variables, list | tuple) or not variables:
-        raise ConfigError(f"update.average: {what} must have weights, got {part!r:.80}.")
-    return [v.value if isinstance(v, keras.Variable) else v for v in variables]
-
-
-def _move(variable: tf.Variable, source: tf.Tensor, share: tf.Tensor) -> tf.Operation:
-    """Moves a variable by a share of the distance to a source; counters become the source."""
-    source, before = tf.cast(source, variable.dtype), tf.convert_to_tensor(variable)
-    if variable.dtype.is_floating:
-        moved = before + tf.cast(share, variable.dtype) * (source - before)
-        source = tf.where(tf.equal(share, 1) | tf.equal(source, before), source, moved)
-    return variable.assign(source)
 
 
 @contextmanager

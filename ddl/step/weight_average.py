@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from ddl.errors import ConfigError
@@ -135,3 +136,20 @@ class WeightAverages:
     def _copies(self, variable: Any) -> tuple[tf.Variable, ...]:
         """Returns the copy of each replica of this worker."""
         return self._strategy.experimental_local_results(variable)
+
+
+def weights_of(what: str, part: Any) -> list[tf.Variable]:
+    """Returns the weights of a model or layer, or a list of variables itself, for `average`."""
+    variables = part.weights if isinstance(part, keras.layers.Layer) else part
+    if not isinstance(variables, list | tuple) or not variables:
+        raise ConfigError(f"update.average: {what} must have weights, got {part!r:.80}.")
+    return [v.value if isinstance(v, keras.Variable) else v for v in variables]
+
+
+def move_towards(variable: tf.Variable, source: tf.Tensor, share: tf.Tensor) -> tf.Operation:
+    """Moves a variable by a share of the distance to a source; counters become the source."""
+    source, before = tf.cast(source, variable.dtype), tf.convert_to_tensor(variable)
+    if variable.dtype.is_floating:
+        moved = before + tf.cast(share, variable.dtype) * (source - before)
+        source = tf.where(tf.equal(share, 1) | tf.equal(source, before), source, moved)
+    return variable.assign(source)

@@ -33,14 +33,6 @@ def test_apply_takes_gradients_as_they_are(strategy):
         np.testing.assert_array_equal(variable.numpy(), np.full(variable.shape, 0.75))
 
 
-def test_gradients_of_several_number_formats_have_one_norm():
-    gradients = [tf.constant([3.0]), tf.constant([4.0], tf.float64)]
-    clipped, norm = gradient_path.clip_by_global_norm(gradients, 1.0)
-    assert (norm.dtype, float(norm)) == (tf.float64, pytest.approx(5.0))
-    assert [g.dtype for g in clipped] == [tf.float32, tf.float64]
-    np.testing.assert_allclose([float(g[0]) for g in clipped], [0.6, 0.8], rtol=1e-6)
-
-
 class HugeRows:
     """An embedding whose row gets two gradients, each finite, that are not so together."""
 

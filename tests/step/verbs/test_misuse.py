@@ -110,10 +110,6 @@ MISUSED = {
     "shared": (lambda t, u, b: u.average(t.model, of=t.model, decay=0.9), "none of them shared"),
     "condition": (lambda t, u, b: u.when(u.step, lambda: None), "update.when takes a bool scalar"),
     "if": (python_if, "uses a tensor where Python needs a value.*update.when"),
-    "other variables": (
-        lambda t, u, b: gradients(t, u, b) + gradients(t, u, b).of(t.model.layers[0]),
-        "gradients of the same variables alone",
-    ),
     "product": (lambda t, u, b: gradients(t, u, b) * gradients(t, u, b), "by a scalar alone"),
     "map": (
         lambda t, u, b: gradients(t, u, b).map(lambda g, v: tf.norm(g)),
