@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.data.batch import Batch
-from ddl.errors import ConfigError, check_takes, did_you_mean
+from ddl.errors import ConfigError, check_takes, did_you_mean, place_of
 from ddl.microbatch import Microbatch
 from ddl.step.gradients import Gradients, multiply, trainable_variables
 from ddl.step.loss import Loss, OfExamples, Values
@@ -18,7 +18,6 @@ from ddl.step.overflow import KeptValues
 from ddl.step.state import OfExample, Pass, StepBatch, TrainingState
 from ddl.step.weight_average import move_towards, weights_of
 from ddl.tasks.task import LossFunction
-from ddl.user_code import place_of
 
 FINITE = "finite"
 """Name of the result that tells whether no gradient of the update overflowed."""
