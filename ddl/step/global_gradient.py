@@ -23,15 +23,15 @@ from ddl.data.pipeline import BatchPipeline
 from ddl.errors import ConfigError
 from ddl.microbatch import Microbatch
 from ddl.step import gradients as gradient_path
-from ddl.step.accumulation import over_microbatches
-from ddl.step.all_reduce import AllReduce
 from ddl.step.compiled import Compiler
+from ddl.step.gradients import Variables, check_same_shapes
 from ddl.step.loss import Loss
 from ddl.step.moving_statistics import Statistics
 from ddl.step.overflow import all_finite
 from ddl.step.rows import added, dense_if_compiled, gradient_sums, has_rows
 from ddl.step.sharding import InShares, Sharding
-from ddl.step.state import OfExample, Pass, StepBatch
+from ddl.step.state import OfExample, Pass
+from ddl.step.sums import AllReduce, over_microbatches
 from ddl.tasks.gather import refuse_microbatches
 from ddl.tasks.task import has_step
 
@@ -77,18 +77,13 @@ class GlobalGradient:
     all_reduce: AllReduce
     scales: bool
     moved_alone: Statistics | None
-    complete: Sequence[keras.Variable]
+    complete: Variables
     remat: Mapping[int, str] | None
     by_rows: Container[int]
     sharding: Sharding | None
 
     def __call__(
-        self,
-        loss: Loss,
-        variables: Sequence[keras.Variable],
-        made: Pass,
-        *,
-        in_shares: bool = False,
+        self, loss: Loss, variables: Variables, made: Pass, *, in_shares: bool = False
     ) -> Reduced:
         """Returns the gradient of a loss with respect to variables.
 
@@ -112,7 +107,7 @@ class GlobalGradient:
             else:
                 values = self.all_reduce(gradients, variables)
                 values = gradient_path.with_each_row_once(values, self.strategy)
-                finite = self._finite(values) if self.scales else None
+                finite = self.finite(values)
         # With `each`, the sum of the weights of the data comes last.
         sums, weight = (sums, sums[0]) if made.each is None else (sums[:-1], sums[-1])
         widest = gradient_path.widest([variable.value for variable in variables])
@@ -121,9 +116,7 @@ class GlobalGradient:
         factor = self._factor(made, weight, is_of_data, widest)
         return Reduced(values, factor, finite, sums)
 
-    def of_replicas(
-        self, loss: Loss, variables: Sequence[keras.Variable], made: Pass
-    ) -> tuple[Any, Any]:
+    def of_replicas(self, loss: Loss, variables: Variables, made: Pass) -> tuple[Any, Any]:
         """Returns gradients and metric sums of each replica before any reduce; see `__call__`."""
         if made.each is not None:
             self._check_each(loss)
@@ -132,9 +125,8 @@ class GlobalGradient:
         form = gradient_sums(variables, tables, size, self.strategy)
         length = loss.training.metrics.size + (made.each is not None)
 
-        def one(own: Pass, index: tf.Tensor | int, so_far: Any) -> Any:
-            values = self._of_microbatch(loss, variables, own, index)
-            return values if self.microbatches == 1 else form.next(so_far, values)
+        def one(own: Pass, index: tf.Tensor | int) -> Any:
+            return form.next(None, self._of_microbatch(loss, variables, own, index))
 
         def zeros() -> tuple[list[Any], tf.Tensor]:
             return form.zeros(), tf.zeros([length], tf.float64)
@@ -149,45 +141,48 @@ class GlobalGradient:
           The sums, float64 [entries of an example], and the sum of the weights, float64 [].
         """
 
-        def one(own: Pass, index: tf.Tensor | int, so_far: Any) -> Any:
+        def one(own: Pass, index: tf.Tensor | int) -> tf.Tensor:
             features, microbatch = self._examples(own, index)
             with microbatch.forward():
                 weighed, sums, _ = loss.weighed(features, training=True)
             totals = tf.cast(tf.reduce_sum(weighed, axis=0), tf.float64)
             # The sum of weights counts each entry of an example.
-            summed = tf.concat([sums[:1] / weighed.shape[1], totals], axis=0)
-            return summed if so_far is None else so_far + summed
+            return tf.concat([sums[:1] / weighed.shape[1], totals], axis=0)
 
         zeros = lambda: tf.zeros([1 + loss.training.entries], tf.float64)  # noqa: E731
         total = self.all_reduce.of_sums(self._over_microbatches(one, made, zeros))
         return total[1:], total[0]
 
+    def finite(self, values: Sequence[Any]) -> tf.Tensor | None:
+        """Returns whether values that are equal on all replicas are finite, bool [].
+
+        None without loss scaling.
+        """
+        if not self.scales:
+            return None
+        own = [self.strategy.experimental_local_results(value)[0] for value in values]
+        return self.compiler(lambda: all_finite(own))
+
     def _over_microbatches(
-        self,
-        one: Callable[[Pass, Any, Any], Any],
-        made: Pass,
-        zeros: Callable[[], Any],
+        self, one: Callable[[Pass, Any], Any], made: Pass, zeros: Callable[[], Any]
     ) -> Any:
         """Returns the sum of a function of the microbatches, of each replica.
 
         Args:
-          one: Takes the pass of a replica, the number of the microbatch and the sum so far, or
-            None; returns the sum with that microbatch. Replica context.
+          one: Takes the pass of a replica and the number of the microbatch. Replica context.
           made: The pass over the global batch.
           zeros: Returns the empty sum. Replica context.
         """
 
-        def on_replica(own: Batch, place: tf.Tensor | int, index: Any, so_far: Any) -> Any:
-            inside = None if has_rows(so_far) else so_far  # XLA takes no growing tensors
-            of_replica = made._replace(batch=StepBatch(made.batch.source, place, own))
-            values = self.compiler.of_pass(lambda: one(of_replica, index, inside))
-            return values if inside is so_far else added(so_far, values)
+        def on_replica(own: Batch, index: tf.Tensor | int, so_far: Any) -> Any:
+            of_replica = made._replace(batch=dataclasses.replace(made.batch, batch=own))
+            if so_far is None or has_rows(so_far):  # XLA takes no growing tensors
+                values = self.compiler.of_pass(lambda: one(of_replica, index))
+                return values if so_far is None else added(so_far, values)
+            return self.compiler.of_pass(lambda: added(so_far, one(of_replica, index)))
 
-        def run(index: tf.Tensor | int, so_far: Any) -> Any:
-            given = made.batch.batch, made.batch.place, index, so_far
-            return self.strategy.run(on_replica, args=given)
-
-        summed = over_microbatches(self.strategy, self.microbatches, run, zeros)
+        given = self.strategy, self.microbatches, on_replica, made.batch.batch, zeros
+        summed = over_microbatches(*given)
         if self.moved_alone is not None:
             self.moved_alone.average()
         return summed
@@ -213,7 +208,7 @@ class GlobalGradient:
         return features, microbatch
 
     def _of_microbatch(
-        self, loss: Loss, variables: Sequence[keras.Variable], made: Pass, index: tf.Tensor | int
+        self, loss: Loss, variables: Variables, made: Pass, index: tf.Tensor | int
     ) -> tuple[list[Any], tf.Tensor]:
         """Returns gradients and sums of microbatch `index`. Replica context."""
         features, microbatch = self._examples(made, index)
@@ -270,16 +265,6 @@ class GlobalGradient:
             return tf.math.reciprocal(scale)
         size = tf.constant(pipeline.global_batch_size, tf.float64)
         return tf.math.divide_no_nan(size, weight * tf.cast(scale, tf.float64))
-
-    def _finite(self, gradients: list[Any]) -> tf.Tensor:
-        """Returns whether gradients that are equal on all replicas are finite, bool []."""
-        first = self.strategy.experimental_local_results
-        if not self.compiler.is_on:
-            return all_finite([first(gradient)[0] for gradient in gradients])
-        of_each = self.strategy.run(
-            lambda own: self.compiler(lambda: all_finite(own)), args=(gradients,)
-        )
-        return first(of_each)[0]
 
     def _check_each(self, loss: Loss) -> None:
         """Raises ConfigError if a gradient is not that of one example, or would take too long."""
@@ -343,12 +328,7 @@ def _sum_of_changed(
         own = tape.gradient(losses, [variables[place] for place in connected], one)
         own = [tf.convert_to_tensor(g) for g in own]
         changed = each([g / tf.cast(scale, g.dtype) for g in own])
-        shapes = [getattr(g, "shape", None) for g in changed]
-        if shapes != [g.shape for g in own]:
-            raise ConfigError(
-                "update.gradients: `each` must return a list with a tensor of the same shape for "
-                f"each variable, {[tuple(g.shape) for g in own]}, got {changed!r:.80}."
-            )
+        check_same_shapes("`each` of update.gradients", changed, own)
         return [g if mask is None else tf.where(mask[row], g, tf.zeros_like(g)) for g in changed]
 
     # An operation that cannot be vectorized runs in a loop over the rows.

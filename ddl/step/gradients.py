@@ -16,9 +16,10 @@ from ddl import microbatch
 from ddl.errors import ConfigError, check_takes
 from ddl.microbatch import CannotCompileError, is_compiled
 from ddl.optimizers.checks import check_optimizer, check_unused
-from ddl.optimizers.groups import ONLY
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
+
+Variables: TypeAlias = Sequence[keras.Variable]
 
 Limit: TypeAlias = float | Mapping[str, float | None] | None
 """A limit of all gradients, or that of each optimizer by its name; None: no limit."""
@@ -39,23 +40,17 @@ class Gradients:
     Attributes:
       variables: The variables, in the order of the values.
       of_replicas: The values as distributed values, which `strategy.run` takes.
-      draws: Number of the pass whose random numbers were drawn to compute the values; None for a
-        sum of gradients with different draws.
+      draws: Number of the pass that computed the values; None if they were computed of gradients.
     """
 
     def __init__(
-        self,
-        strategy: tf.distribute.Strategy,
-        variables: Sequence[keras.Variable],
-        values: Sequence[Any],
-        *,
-        draws: int | None = None,
+        self, strategy: tf.distribute.Strategy, variables: Variables, values: Any, draws: Any = None
     ):
         """Keeps the arguments; the values are one for each variable, without a missing factor."""
         self._strategy = strategy
         self.variables = tuple(variables)
         self.of_replicas = list(strategy.run(_opaque, args=(list(values),)))
-        self.draws = draws
+        self.draws: int | None = draws
 
     @property
     def values(self) -> list[Gradient]:
@@ -72,15 +67,11 @@ class Gradients:
         return self._with(other, operator.sub)
 
     def __mul__(self, factor: tf.Tensor | float) -> "Gradients":
-        if isinstance(factor, int | float):
-            factor = tf.constant(factor, tf.float64)
-        if isinstance(factor, Gradients) or tf.convert_to_tensor(factor).shape.rank != 0:
-            raise ConfigError(
-                f"Gradients can be multiplied or divided by a scalar alone, got {factor!r:.80}. "
-                "Use dot() for a product of gradients, and map() to change each of them."
-            )
-        values = self._strategy.run(multiply, args=(self.of_replicas, tf.convert_to_tensor(factor)))
-        return Gradients(self._strategy, self.variables, values, draws=self.draws)
+        exact = tf.constant(factor, tf.float64) if isinstance(factor, int | float) else factor
+        if isinstance(exact, Gradients) or exact.shape.rank != 0:
+            raise ConfigError(f"Gradients can be multiplied by a scalar alone, got {factor!r:.80}.")
+        values = self._strategy.run(multiply, args=(self.of_replicas, exact))
+        return self._made(self.variables, values)
 
     __rmul__ = __mul__
 
@@ -102,11 +93,7 @@ class Gradients:
         """
         self._check_same(other)
 
-        def products(own: list[Gradient], others: list[Gradient]) -> tf.Tensor:
-            values = _in_pairs(operator.mul, own, others)
-            return tf.add_n([tf.cast(tf.reduce_sum(one), widest(own)) for one in values])
-
-        return self._of_first_replica(products, self.of_replicas, other.of_replicas)
+        return self._of_first_replica(_inner_product, self.of_replicas, other.of_replicas)
 
     def of(self, part: Any) -> "Gradients":
         """Returns the gradients of some of the variables, such as for clipping by group.
@@ -122,8 +109,7 @@ class Gradients:
         wanted = trainable_variables(part, "The argument of Gradients.of")
         if missing := [v.path for v in wanted if id(v) not in own]:
             raise ConfigError(f"Gradients.of: these hold no gradient of {', '.join(missing)}.")
-        values = [own[id(v)] for v in wanted]
-        return Gradients(self._strategy, wanted, values, draws=self.draws)
+        return self._made(wanted, [own[id(v)] for v in wanted])
 
     def and_of(self, other: "Gradients") -> "Gradients":
         """Joins these gradients with those of other variables, for one `apply`.
@@ -134,12 +120,8 @@ class Gradients:
         own = {id(v) for v in self.variables}
         if shared := [v.path for v in other.variables if id(v) in own]:
             raise ConfigError(f"Gradients.and_of: both hold gradients of {', '.join(shared)}.")
-        return Gradients(
-            self._strategy,
-            [*self.variables, *other.variables],
-            [*self.of_replicas, *other.of_replicas],
-            draws=self.draws if self.draws == other.draws else None,
-        )
+        variables = *self.variables, *other.variables
+        return self._made(variables, [*self.of_replicas, *other.of_replicas])
 
     def map(self, function: Callable[[tf.Tensor, keras.Variable], tf.Tensor]) -> "Gradients":
         """Applies a function to each gradient, such as one that clips, and returns the results.
@@ -150,45 +132,37 @@ class Gradients:
             draws of `ddl.random` do.
 
         Raises:
-          ConfigError: If it takes other arguments, or returns another shape or dtype.
+          ConfigError: If it takes other arguments, or returns another shape.
         """
         check_takes("The function of Gradients.map", function, ("gradient", "variable"))
         current = microbatch.current()
         assert current is not None  # a step draws by it
         copies = []
 
-        def one(gradient: Gradient, variable: keras.Variable) -> tf.Tensor:
-            own = tf.convert_to_tensor(gradient)
-            result = function(own, variable)
-            if not tf.is_tensor(result) or (result.dtype, result.shape) != (own.dtype, own.shape):
-                raise ConfigError(
-                    f"Gradients.map: the function must return {own.dtype.name} {tuple(own.shape)} "
-                    f"for {variable.path}, as the gradient is, got {result!r:.80}."
-                )
-            return result
-
         def on_replica(own: list[Gradient]) -> list[tf.Tensor]:
             copies.append(current.copied())  # draws what the step would draw here
+            dense = [tf.convert_to_tensor(gradient) for gradient in own]
             with copies[-1].forward():
-                return [one(g, v) for g, v in zip(own, self.variables, strict=True)]
+                mapped = [function(*pair) for pair in zip(dense, self.variables, strict=True)]
+            check_same_shapes("The function of Gradients.map", mapped, dense)
+            return mapped
 
         values = self._strategy.run(on_replica, args=(self.of_replicas,))
         current.advance_to(copies[0])
-        return Gradients(self._strategy, self.variables, values, draws=self.draws)
+        return self._made(self.variables, values)
 
     def _with(self, other: Any, function: Callable[[Any, Any], tf.Tensor]) -> "Gradients":
         self._check_same(other)
+        both = function, self.of_replicas, other.of_replicas
+        return self._made(self.variables, self._strategy.run(_in_pairs, args=both))
 
-        own = self.of_replicas, other.of_replicas
-        values = self._strategy.run(lambda *both: _in_pairs(function, *both), args=own)
-        draws = self.draws if self.draws == other.draws else None
-        return Gradients(self._strategy, self.variables, values, draws=draws)
+    def _made(self, variables: Variables, values: Sequence[Any]) -> "Gradients":
+        return Gradients(self._strategy, variables, values)
 
     def _check_same(self, other: Any) -> None:
-        if not isinstance(other, Gradients) or [*map(id, self.variables)] != [
-            *map(id, other.variables)
-        ]:
-            got = [v.path for v in getattr(other, "variables", ())] or other
+        others = other.variables if isinstance(other, Gradients) else ()
+        if [id(v) for v in self.variables] != [id(v) for v in others]:
+            got = [v.path for v in others] or other
             raise ConfigError(
                 f"Gradients can be combined with gradients of the same variables alone, those of "
                 f"{[v.path for v in self.variables]!s:.80}, got {got!r:.80}. Take the shared part "
@@ -198,6 +172,16 @@ class Gradients:
     def _of_first_replica(self, function: Callable[..., tf.Tensor], *values: Any) -> tf.Tensor:
         of_each = self._strategy.run(function, args=values)
         return self._strategy.experimental_local_results(of_each)[0]
+
+
+def check_same_shapes(what: str, results: Any, gradients: Sequence[tf.Tensor]) -> None:
+    """Raises ConfigError unless a user's function returned a tensor like each gradient."""
+    shapes = [gradient.shape for gradient in gradients]
+    if [getattr(result, "shape", None) for result in results] != shapes:
+        raise ConfigError(
+            f"{what} must return a tensor of the same shape for each gradient, "
+            f"{[tuple(shape) for shape in shapes]!s:.80}, got {results!r:.80}."
+        )
 
 
 def trainable_variables(part: Any, where: str = "The model of a task") -> list[keras.Variable]:
@@ -210,25 +194,14 @@ def trainable_variables(part: Any, where: str = "The model of a task") -> list[k
     Raises:
       ConfigError: If `part` is none of these, or has no trainable variables.
     """
-    is_layer = isinstance(part, keras.layers.Layer)
-    variables = part.trainable_variables if is_layer else part
-    if is_layer and not variables:
-        raise ConfigError(f"{part.name!r} has no trainable variables: set trainable = True.")
+    variables = part.trainable_variables if isinstance(part, keras.layers.Layer) else part
     items = list(variables) if isinstance(variables, list | tuple) else [variables]
     if not items or not all(isinstance(item, keras.Variable) for item in items):
         raise ConfigError(
-            f"{where} must be a Keras model, a layer or a list of keras.Variable, got "
-            f"{part!r:.80}. Pass the model or layer itself, such as self.generator."
+            f"{where} must be a Keras model, a layer or a list of keras.Variable, with trainable "
+            f"variables, got {part!r:.80}. Pass the model itself, such as self.generator."
         )
     return list({id(item): item for item in items}.values())  # a shared layer counts once
-
-
-def weights_of(what: str, part: Any) -> list[tf.Variable]:
-    """Returns the weights of a model or layer, or a list of variables itself, for `average`."""
-    variables = part.weights if isinstance(part, keras.layers.Layer) else part
-    if not isinstance(variables, list | tuple) or not variables:
-        raise ConfigError(f"update.average: {what} must have weights, got {part!r:.80}.")
-    return [v.value if isinstance(v, keras.Variable) else v for v in variables]
 
 
 def values_of(gradient: Gradient) -> tf.Tensor:
@@ -243,7 +216,7 @@ def widest(values: Sequence[Gradient]) -> tf.DType:
 
 def multiply(gradients: Sequence[Gradient], factor: tf.Tensor) -> list[Gradient]:
     """Multiplies each gradient by a scalar, in the gradient's dtype; sparse ones stay sparse."""
-    return _each(gradients, lambda values: values * tf.cast(factor, values.dtype))
+    return [_with_values(one, values_of(one) * tf.cast(factor, one.dtype)) for one in gradients]
 
 
 def _opaque(gradients: Sequence[Gradient]) -> list[Gradient]:
@@ -253,29 +226,26 @@ def _opaque(gradients: Sequence[Gradient]) -> list[Gradient]:
     products of a step read the gradients of the first replica alone, so the merged products of the
     other replicas would be rounded differently, and their weights would drift apart.
     """
-    barrier = tf.raw_ops.PlaceholderWithDefault
-    return _each(gradients, lambda values: barrier(input=values, shape=values.shape))
+    barrier, values = tf.raw_ops.PlaceholderWithDefault, [values_of(one) for one in gradients]
+    opaque = [barrier(input=own, shape=own.shape) for own in values]
+    return [_with_values(one, own) for one, own in zip(gradients, opaque, strict=True)]
 
 
-def _each(
-    gradients: Sequence[Gradient], function: Callable[[tf.Tensor], tf.Tensor]
-) -> list[Gradient]:
-    return [
-        tf.IndexedSlices(function(one.values), one.indices, one.dense_shape)
-        if isinstance(one, tf.IndexedSlices)
-        else function(one)
-        for one in gradients
-    ]
+def _with_values(gradient: Gradient, values: tf.Tensor) -> Gradient:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return values
 
 
-def _in_pairs(
-    function: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
-    one: Sequence[Gradient],
-    other: Sequence[Gradient],
-) -> list[tf.Tensor]:
+def _in_pairs(function: Callable[..., tf.Tensor], *both: Sequence[Gradient]) -> list[tf.Tensor]:
     """Returns a function of the gradients of each variable; sparse gradients become dense."""
-    both = [[tf.convert_to_tensor(gradient) for gradient in own] for own in (one, other)]
-    return [function(a, b) for a, b in zip(*both, strict=True)]
+    dense = [map(tf.convert_to_tensor, gradients) for gradients in both]
+    return [function(*pair) for pair in zip(*dense, strict=True)]
+
+
+def _inner_product(one: Sequence[Gradient], other: Sequence[Gradient]) -> tf.Tensor:
+    products = [tf.reduce_sum(product) for product in _in_pairs(operator.mul, one, other)]
+    return tf.add_n([tf.cast(product, widest(one)) for product in products])
 
 
 def merge_duplicates(gradient: Gradient) -> Gradient:
@@ -353,22 +323,18 @@ def clips_by_name(limit: Limit, optimizers: Sequence[str]) -> dict[str, float | 
     """
     limits = limit if isinstance(limit, Mapping) else dict.fromkeys(optimizers, limit)
     if limits.keys() != set(optimizers):
-        known = "only one, without a name" if list(optimizers) == [ONLY] else ", ".join(optimizers)
         raise ConfigError(
-            f"Trainer.clip_norm gives limits for {', '.join(limits)}, but the Trainer has the "
-            f"optimizers {known}. Give one number, or one for each optimizer; None means no limit."
+            f"Trainer.clip_norm gives limits for {', '.join(limits)}, but Trainer.optimizer has "
+            f"{', '.join(optimizers)}. Give one number, or one for each; None means no limit."
         )
     if wrong := [one for one in limits.values() if one is not None and not one > 0]:
         raise ConfigError(
-            f"Trainer.clip_norm must be greater than 0, or None, got {wrong[0]}. Set CLIP_NORM = "
-            "None to leave gradients unclipped."
+            f"Trainer.clip_norm must be greater than 0, or None for no limit, got {wrong[0]}."
         )
     return dict(limits)
 
 
-def add_regularization(
-    gradients: Sequence[Gradient], variables: Sequence[keras.Variable]
-) -> list[Gradient]:
+def add_regularization(gradients: Sequence[Gradient], variables: Variables) -> list[Gradient]:
     """Adds the gradients of the variables' own regularizers, such as L2. Replica context.
 
     These gradients depend only on the weights, so every replica computes them without an
@@ -377,30 +343,24 @@ def add_regularization(
     """
     if all(variable.regularizer is None for variable in variables):
         return list(gradients)
-    return [
-        gradient if penalty is None else tf.convert_to_tensor(gradient) + penalty
-        for gradient, penalty in zip(gradients, of_penalties(variables), strict=True)
-    ]
+    pairs = zip(gradients, of_penalties(variables), strict=True)
+    return [g if extra is None else tf.convert_to_tensor(g) + extra for g, extra in pairs]
 
 
-def of_penalties(variables: Sequence[keras.Variable]) -> list[tf.Tensor | None]:
+def of_penalties(variables: Variables) -> list[tf.Tensor | None]:
     """Returns the gradient of each variable's regularizer; None without one. Replica context.
 
     Args:
       variables: The variables, of which one or more have a regularizer.
     """
-    regularized = [v for v in variables if v.regularizer is not None]
     with tf.GradientTape() as tape:
-        penalties = [v.regularizer(v) for v in regularized]
-        penalty = tf.add_n([tf.cast(p, widest(penalties)) for p in penalties])
-    extra = iter(tape.gradient(penalty, [v.value for v in regularized]))
-    return [next(extra) if variable.regularizer is not None else None for variable in variables]
+        penalties = [v.regularizer(v) for v in variables if v.regularizer is not None]
+    extra: list[Any] = tape.gradient(penalties, [v.value for v in variables])  # of their sum
+    return extra
 
 
 def prepare_optimizer(
-    optimizer: keras.optimizers.Optimizer,
-    variables: Sequence[keras.Variable],
-    strategy: tf.distribute.Strategy,
+    optimizer: keras.optimizers.Optimizer, variables: Variables, strategy: tf.distribute.Strategy
 ) -> None:
     """Builds the optimizer's slots and removes the all-reduce from its `apply`.
 

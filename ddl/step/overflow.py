@@ -7,8 +7,7 @@ update leaves weights, slots, averages and moving statistics as they were.
 Micikevicius et al. 2018, "Mixed Precision Training".
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -17,41 +16,10 @@ from ddl.distribution.path import on_host_if_placed
 from ddl.step.gradients import Gradient, values_of
 
 
-def each_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
-    """Returns which gradients hold neither an infinity nor a NaN: bool [gradients]."""
-    return tf.stack([tf.reduce_all(tf.math.is_finite(values_of(g))) for g in gradients])
-
-
 def all_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
-    """Returns whether no gradient holds an infinity or a NaN: bool []."""
-    return tf.reduce_all(each_finite(gradients))
-
-
-def unless_overflow(
-    strategy: tf.distribute.Strategy,
-    finite: tf.Tensor,
-    change: Callable[[], tf.Tensor],
-    undo: Callable[[], None],
-) -> tf.Tensor:
-    """Changes variables if the gradients are finite. Cross-replica context, in a graph.
-
-    Args:
-      strategy: The strategy.
-      finite: Whether the sums over the replicas are finite, bool [].
-      change: Applies gradients and returns their global norm, float64 [].
-      undo: Restores what was changed before.
-
-    Returns:
-      The norm; 0 for a skipped update.
-    """
-
-    def skip() -> tf.Tensor:
-        undo()
-        return tf.zeros([], tf.float64)
-
-    with on_host_if_placed(strategy):  # which asks once, not once for each device
-        finite = tf.identity(finite)
-    return tf.cond(finite, change, skip)
+    """Returns whether no gradient, dense or sparse, holds an infinity or a NaN: bool []."""
+    each = [tf.reduce_all(tf.math.is_finite(values_of(gradient))) for gradient in gradients]
+    return tf.reduce_all(tf.stack(each))
 
 
 class KeptValues:
@@ -74,17 +42,24 @@ class KeptValues:
     def restore(self) -> None:
         """Assigns the values on every replica."""
         for variable, value in zip(self._variables, self._values, strict=True):
-            self._strategy.extended.update(variable, _assign, args=(value,))
+            update = self._strategy.extended.update
+            update(variable, lambda own, kept: own.assign(kept), args=(value,))
 
+    def unless_overflow(self, finite: tf.Tensor, change: Callable[[], tf.Tensor]) -> tf.Tensor:
+        """Changes variables if the gradients are finite, and else restores the kept ones.
 
-def _assign(variable: tf.Variable, value: tf.Tensor) -> tf.Operation:
-    return variable.assign(value)
+        Args:
+          finite: Whether the sums over the replicas are finite, bool [].
+          change: Applies gradients and returns their global norm, float64 [].
 
+        Returns:
+          The norm; 0 for a skipped update.
+        """
 
-@contextmanager
-def restored(variables: Sequence[tf.Variable], strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """Restores variables on all replicas after the `with` block, in its graph."""
-    kept = KeptValues(variables, strategy) if variables else None
-    yield
-    if kept is not None:
-        kept.restore()
+        def skip() -> tf.Tensor:
+            self.restore()
+            return tf.zeros([], tf.float64)
+
+        with on_host_if_placed(self._strategy):  # which asks once, not once for each device
+            finite = tf.identity(finite)
+        return tf.cond(finite, change, skip)

@@ -1,8 +1,10 @@
 """The figures and changes of a task's step, known before the slots and the sums are laid out.
 
 A step of the user's own is rehearsed: traced once with gradients and sums of unknown values, which
-computes nothing and writes nothing. Each loss is probed (`ddl.step.probes`) when the step first
-uses it. The trace of the training loop then runs the same code.
+computes little and runs nothing. The rehearsal gives what must be known before the update itself is
+traced: the losses, whose metric sums the loop carries; the variables of each optimizer, whose slots
+it writes; and all variables that a skipped update restores. Each loss is probed
+(`ddl.step.probes`) when the step first uses it.
 """
 
 import concurrent.futures
@@ -27,7 +29,7 @@ from ddl.step.effects import (
     written_in,
 )
 from ddl.step.global_gradient import Reduced
-from ddl.step.gradients import trainable_variables
+from ddl.step.gradients import Variables, trainable_variables
 from ddl.step.loss import Loss
 from ddl.step.moving_statistics import Statistics
 from ddl.step.state import Pass, TrainingState
@@ -39,96 +41,88 @@ from ddl.tasks.task import LossFunction, Task
 BUILT_IN = "per_example"
 """Name of the loss of the built-in step."""
 
+Groups = Mapping[str, Mapping[str, Group]]
+"""The Trainer's optimizers by both names (`ddl.optimizers.groups.groups_by_name`)."""
+
 LossOf = Callable[[LossFunction, str], Loss]
 """Probes a loss in training: takes the function and the name of the source."""
 
 
-class Applied(NamedTuple):
-    """The changes that a step makes with an optimizer.
+class Part(NamedTuple):
+    """An optimizer, and its part of the trained variables.
 
     Attributes:
-      variables: The variables, each once.
-      times: Number of updates in a step; None if it depends on a tensor.
+      optimizer: The optimizer.
+      variables: The variables that it updates, each once.
+      times: Number of its updates in a step; None if that depends on a tensor.
+      frozen_until: First step at which it updates its variables.
     """
 
-    variables: list[keras.Variable]
+    optimizer: keras.optimizers.Optimizer
+    variables: Variables
     times: int | None
+    frozen_until: int
+
+    def places(self, variables: Variables) -> list[int]:
+        """Returns which of some variables it updates."""
+        own = set(map(id, self.variables))
+        return [place for place, variable in enumerate(variables) if id(variable) in own]
 
 
-class Plan(NamedTuple):
+@dataclasses.dataclass
+class Plan:
     """The figures and changes of a step.
 
     Attributes:
+      groups: The parameter groups of each optimizer of the step, by both names.
       losses: The losses whose gradients it computes, by name.
       means: The functions that it averages or sums, by name.
-      groups: Parameter groups of each optimizer of the step, by both names.
-      applied: Its changes with the optimizer of each group, by the name of the group.
+      applied: The optimizer of each group with its variables, by the name of the group.
       batches: Number of batches that an update reads of each source, by its name.
-      changed: Variables of the task that a step of its own changes, without slots.
+      changed: Variables of the task that a step of its own changes.
     """
 
-    losses: Mapping[str, Loss]
-    means: Mapping[str, Loss]
-    groups: Mapping[str, Mapping[str, Group]]
-    applied: Mapping[str, Applied]
-    batches: Mapping[str, int]
+    groups: Groups
+    losses: dict[str, Loss] = dataclasses.field(default_factory=dict)
+    means: dict[str, Loss] = dataclasses.field(default_factory=dict)
+    applied: Mapping[str, Part] = dataclasses.field(default_factory=dict)
+    batches: Mapping[str, int] = dataclasses.field(default_factory=dict)
     changed: Sequence[tf.Variable] = ()
-
-    @property
-    def functions(self) -> list[Loss]:
-        """The losses and the functions that are averaged."""
-        return [*self.losses.values(), *self.means.values()]
 
     @property
     def trained(self) -> list[keras.Variable]:
         """The variables of all optimizers, each once."""
-        every = [v for one in self.applied.values() for v in one.variables]
-        return list({id(v): v for v in every}.values())
-
-    @property
-    def written(self) -> list[tf.Variable]:
-        """The variables that a step of the task's own changes, with the slots, each once."""
-        groups = [group for of_name in self.groups.values() for group in of_name.values()]
-        slots = [v.value for group in groups for v in group.optimizer.variables]
-        return list({id(v): v for v in [*self.changed, *slots]}.values())
-
-    def frozen_until(self, group: str) -> int:
-        """Returns the step from which a group's optimizer updates its variables."""
-        return next(own for own in self.groups.values() if group in own)[group].frozen_until
+        return _once(v for part in self.applied.values() for v in part.variables)
 
     def check_microbatches(self, microbatches: int) -> None:
         """Raises MicrobatchesError if a loss needs a batch as a whole that is split.
 
         It gathers rows, or its layers assign to other variables than moments of BatchNormalization.
         """
-        for loss in self.functions:
-            if microbatches > 1 and loss.training.gathers:
+        for loss in (*self.losses.values(), *self.means.values()) if microbatches > 1 else ():
+            if loss.training.gathers:
                 raise gathers_error(loss.where)
-            if microbatches > 1 and loss.training.moved:
+            if moved := loss.training.moved:
                 raise MicrobatchesError(
-                    f"The forward pass of {loss.where} assigns to "
-                    f"{' and '.join(loss.training.moved)}, once for the global batch"
+                    f"The forward pass of {loss.where} assigns to {' and '.join(moved)}, once for "
+                    "the global batch"
                 )
 
-    def places(self, name: str, variables: Sequence[keras.Variable]) -> dict[str, list[int]]:
-        """Returns which of some variables the optimizer of each group updates.
+    def parts(self, name: str, variables: Variables) -> list[Part]:
+        """Returns the parts of an optimizer of the step that update some of the variables.
 
         Args:
-          name: Name of an optimizer in the step.
+          name: Name of the optimizer in the step.
           variables: Variables of a gradient.
 
         Raises:
           ConfigError: If the step applied other variables when the Trainer was made.
         """
-        left = {id(v): place for place, v in enumerate(variables)}
-        found = {
-            group: sorted(left.pop(id(v)) for v in self.applied[group].variables if id(v) in left)
-            for group in self.groups[name]
-        }
-        if left:
-            others = ", ".join(v.path for v in variables if id(v) in left)
-            raise does_other_things(f"applies gradients of {others}")
-        return {group: own for group, own in found.items() if own}
+        parts = [self.applied[group] for group in self.groups[name]]
+        known = {id(v) for part in parts for v in part.variables}
+        if others := [v.path for v in variables if id(v) not in known]:
+            raise does_other_things(f"applies gradients of {', '.join(others)}")
+        return [part for part in parts if part.places(variables)]
 
 
 def does_other_things(what: str) -> ConfigError:
@@ -139,7 +133,7 @@ def does_other_things(what: str) -> ConfigError:
     )
 
 
-def plan_built_in(task: Task, groups: Mapping[str, Mapping[str, Group]], loss_of: LossOf) -> Plan:
+def plan_built_in(task: Task, groups: Groups, loss_of: LossOf) -> Plan:
     """Returns the plan of `update.minimize(task.per_example, batch)`; builds the model.
 
     Raises:
@@ -148,19 +142,16 @@ def plan_built_in(task: Task, groups: Mapping[str, Mapping[str, Group]], loss_of
     if len(groups) > 1:
         raise ConfigError(
             f"{type(task).__name__} has no `step`, which several optimizers need, got "
-            f"{', '.join(groups)}. Pass one optimizer; or pass ParameterGroups, which name the "
-            "variables of each; or give the task a method step(update, batch)."
+            f"{', '.join(groups)}. Pass one optimizer or ParameterGroups, or give the task a step."
         )
-    (own,) = groups.values()
-    loss = loss_of(task.per_example, "")
-    assigned = assign(own, trainable_variables(task.model))
-    applied = {name: Applied(variables, 1) for name, variables in assigned.items()}
-    return Plan({BUILT_IN: loss}, {}, groups, applied, {"": 1})
+    (name,), losses = groups, {BUILT_IN: loss_of(task.per_example, "")}
+    applied = _applied(groups, [(name, trainable_variables(task.model), False)])
+    return Plan(groups, losses, applied=applied, batches={"": 1})
 
 
 def plan_own(
     task: Any,
-    groups: Mapping[str, Mapping[str, Group]],
+    groups: Groups,
     loss_of: LossOf,
     strategy: tf.distribute.Strategy,
     pipelines: Mapping[str, BatchPipeline],
@@ -169,7 +160,7 @@ def plan_own(
 
     Args:
       task: A task with a `step`.
-      groups: The Trainer's optimizers (`ddl.optimizers.groups.groups_by_name`).
+      groups: The Trainer's optimizers.
       loss_of: Probes a loss.
       strategy: The strategy.
       pipelines: The pipeline of each source, by its name.
@@ -179,95 +170,60 @@ def plan_own(
         optimizer or source unused, leaves out a trainable variable, or changes a variable that no
         checkpoint would hold.
     """
-    name = type(task).__name__
-    rehearsal = _Rehearsal(task, list(groups), loss_of, strategy, pipelines)
+    where, plan = f"{type(task).__name__}.step", Plan(groups)
+    rehearsal = _Rehearsal(task, plan, loss_of, strategy, pipelines, Statistics((), strategy))
     generators = Generators(task)
     before = generators.states()
-    graph = rehearsal.graph()
+    graph, update = rehearsal.graph(), rehearsal.update
     if generators.states() != before:
-        check_python_draws(f"{name}.step", task, rehearsal.graph)
-    check_stateless(f"{name}.step", graph)
+        check_python_draws(where, task, rehearsal.graph)
+    check_stateless(where, graph)
     layers = layers_of(task)
     own = own_variables_of(task, layers)
-    of_layers = [v.value for layer in layers for v in layer.variables]
+    known = [*(v.value for layer in layers for v in layer.variables), *own]
     optimizers = [one.optimizer for of_name in groups.values() for one in of_name.values()]
-    saved = [*of_layers, *own, *(v.value for one in optimizers for v in one.variables)]
-    check_writes(f"{name}.step", graph, task, optimizers, strategy)
-    rehearsal.check([*of_layers, *own], layers)
-    assigned, update = written_in(graph, saved), rehearsal.update
-    for variable in {id(v): v for v in [*own, *assigned]}.values():
+    check_writes(where, graph, task, optimizers, strategy)
+    _check_complete(task, update, groups, known)
+    slots = [v.value for one in optimizers for v in one.variables]
+    assigned = written_in(graph, [*known, *slots])
+    for variable in [*own, *assigned]:
         if not strategy.extended.variable_created_in_scope(variable):
             raise ConfigError(
-                f"The variable {variable.name!r} of {name} was created outside the strategy's "
-                "scope. Create the task under `with strategy.scope():`."
+                f"{where}: the variable {variable.name!r} was created outside the strategy's scope."
+                " Create the task under `with strategy.scope():`."
             )
-    applied: dict[str, Applied] = {}
-    for used, own_groups in groups.items():
-        calls = [(variables, often) for of, variables, often in update.applied if of == used]
-        every = list({id(v): v for variables, _ in calls for v in variables}.values())
-        for group, updated in assign(own_groups, every).items():
-            ids = {id(v) for v in updated}
-            mine = [often for variables, often in calls if ids & {id(v) for v in variables}]
-            applied[group] = Applied(updated, None if any(mine) else len(mine))
-    trained = [v.value for one in applied.values() for v in one.variables]
-    moved = Statistics(layers, strategy).variables
-    changed = [*trained, *moved, *update.averaged, *own, *assigned]
-    losses, means = rehearsal.losses, rehearsal.means
-    return Plan(losses, means, groups, applied, update.taken, changed)
+    plan.applied, plan.batches = _applied(groups, update.applied), update.taken
+    trained, moving = [v.value for v in plan.trained], Statistics(layers, strategy).variables
+    plan.changed = _once([*trained, *moving, *own, *assigned])
+    return plan
 
 
-@dataclasses.dataclass
-class _Rehearsal:
-    """Computes nothing for the verbs of a step (`ddl.step.update.Update`), and notes their use."""
+def _applied(groups: Groups, calls: Sequence[tuple[str, Variables, bool]]) -> dict[str, Part]:
+    """Returns the parts of all optimizers, for the calls of `Update.applied`.
 
-    task: Any
-    optimizer_names: Sequence[str]
-    loss_of: LossOf
-    strategy: tf.distribute.Strategy
-    pipelines: Mapping[str, BatchPipeline]
-    losses: dict[str, Loss] = dataclasses.field(default_factory=dict)
-    means: dict[str, Loss] = dataclasses.field(default_factory=dict)
-    functions: dict[str, LossFunction] = dataclasses.field(default_factory=dict)
-    sources: set[str] = dataclasses.field(default_factory=set)
-    update: Any = None
+    Raises:
+      ConfigError: If groups do not fit the variables.
+    """
+    found = {}
+    for name, of_name in groups.items():
+        own = [(variables, in_branch) for of, variables, in_branch in calls if of == name]
+        every = _once(v for variables, _ in own for v in variables)
+        for group, updated in assign(of_name, every).items():
+            ids = set(map(id, updated))
+            varies = [in_branch for variables, in_branch in own if ids & set(map(id, variables))]
+            times, one = None if any(varies) else len(varies), of_name[group]
+            found[group] = Part(one.optimizer, updated, times, one.frozen_until)
+    return found
 
-    writes = False
-    seed = 0
-    statistics = ()
 
-    def graph(self) -> tf.Graph:
-        """Traces the step; returns its graph, which holds what the step itself computes."""
-        self.functions.clear()  # a loss that is defined in the step is new in each trace
+def _once(items: Any) -> list[Any]:
+    return list({id(item): item for item in items}.values())
 
-        def trace() -> None:
-            state = TrainingState.initial(1.0, tf.zeros([0], tf.float64))
-            state = TrainingState(*map(_unknown, state))
-            batch = Batch({}, {}, batch_counter(state.batches))
-            self.update = Update(self, state, dict.fromkeys(self.pipelines, batch))
-            self.update.run(self.task)
 
-        with self.strategy.scope(), microbatch.without_traces_of_the_user():
-            return tf.function(trace, autograph=False).get_concrete_function().graph
+class _UnknownGradient:
+    """Stands for `GlobalGradient` in a rehearsal."""
 
-    def loss(self, function: LossFunction, name: str, source: str, is_mean: bool) -> Loss:
-        self.sources.add(source)
-        found = self.means if is_mean else self.losses
-        if name not in found:
-            with concurrent.futures.ThreadPoolExecutor(1) as outside:  # of this trace
-                found[name] = outside.submit(self.loss_of, function, source).result()
-        first, other = self.pipelines[found[name].source], self.pipelines[source]
-        other_data = first.element_spec != other.element_spec
-        other_data |= first.global_batch_size != other.global_batch_size
-        if self.functions.setdefault(name, function) != function or other_data:
-            raise ConfigError(
-                f"{type(self.task).__name__}.step: two losses have the name {name!r}, or one has "
-                'it for sources of other features or batch sizes. Pass name="…" for one of them.'
-            )
-        return found[name]
-
-    def gradient(
-        self, loss: Loss, variables: Sequence[keras.Variable], made: Pass, in_shares: bool
-    ) -> Reduced:
+    def __call__(self, loss: Loss, variables: Variables, made: Pass, in_shares: bool) -> Reduced:
         values = [_unknown(tf.zeros(v.shape, v.dtype)) for v in variables]
         return Reduced(values, None, None, loss.training.metrics.zeros())
 
@@ -278,32 +234,68 @@ class _Rehearsal:
     def finite(self, values: Sequence[Any]) -> None:
         return None
 
+
+@dataclasses.dataclass
+class _Rehearsal:
+    """Computes nothing for the verbs of a step (`ddl.step.update.Update`), and notes its losses."""
+
+    task: Any
+    plan: Plan
+    loss_of: LossOf
+    strategy: tf.distribute.Strategy
+    pipelines: Mapping[str, BatchPipeline]
+    moving: Statistics
+    gradient = _UnknownGradient()
+    update: Any = None
+
+    def graph(self) -> tf.Graph:
+        """Traces the step; returns its graph, which holds what the step itself computes."""
+
+        def trace() -> None:
+            state = TrainingState.initial(1.0, tf.zeros([0], tf.float64))
+            state = TrainingState(*map(_unknown, state))
+            batch = Batch({}, {}, batch_counter(state.batches))
+            self.update = Update(self, state, dict.fromkeys(self.pipelines, batch))
+            self.update.run()
+
+        with self.strategy.scope(), microbatch.without_traces_of_the_user():
+            return tf.function(trace, autograph=False).get_concrete_function().graph
+
+    def loss(self, known: dict[str, Loss], function: LossFunction, name: str, source: str) -> Loss:
+        if name not in known:
+            with concurrent.futures.ThreadPoolExecutor(1) as outside:  # of this trace
+                known[name] = outside.submit(self.loss_of, function, source).result()
+        return known[name]
+
     def apply(self, *_: Any) -> tf.Tensor:
         return tf.zeros([], tf.float64)
 
-    def check(self, known: Sequence[tf.Variable], layers: Sequence[keras.layers.Layer]) -> None:
-        """Raises ConfigError for what the step leaves out, or what no attribute leads to."""
-        name, update = f"{type(self.task).__name__}.step", self.update
-        if not update.applied:
-            raise ConfigError(f"{name} applies no gradients: call update.apply or update.minimize.")
-        if unused := set(self.optimizer_names) - {optimizer for optimizer, _, _ in update.applied}:
-            raise ConfigError(f"{name} never uses the optimizer {min(unused)!r}: apply by it.")
-        if idle := set(self.pipelines) - self.sources:
-            raise ConfigError(f"{name} never uses the source {min(idle)!r}: pass its batch.")
-        applied = {id(v.value): v.path for _, variables, _ in update.applied for v in variables}
-        changed = applied | {id(v): v.name for v in update.averaged}
-        ids = set(map(id, known))
-        if unknown := [path for key, path in changed.items() if key not in ids]:
-            raise ConfigError(
-                f"{name} changes the variables {', '.join(unknown)}, but no attribute of the task "
-                "leads to them, so no checkpoint would hold them. Keep their layers in attributes."
-            )
-        trainable = {id(v.value): v for layer in layers for v in layer.trainable_variables}
-        if forgotten := [v.path for key, v in trainable.items() if key not in changed]:
-            raise ConfigError(
-                f"{name} changes no variable of {', '.join(forgotten)}, although they are "
-                "trainable. Pass them to update.minimize, or set trainable = False on their layers."
-            )
+
+def _check_complete(
+    task: Any, update: Update, groups: Groups, known: Sequence[tf.Variable]
+) -> None:
+    """Raises ConfigError for what the step leaves out, or what no attribute leads to."""
+    where = f"{type(task).__name__}.step"
+    if not update.applied:
+        raise ConfigError(f"{where} applies no gradients: call update.apply or update.minimize.")
+    if unused := groups.keys() - {optimizer for optimizer, _, _ in update.applied}:
+        raise ConfigError(f"{where} never uses the optimizer {min(unused)!r}: apply by it.")
+    if idle := update.taken.keys() - update.used:
+        raise ConfigError(f"{where} never uses the source {min(idle)!r}: pass its batch.")
+    changed = {id(v.value): v.path for _, variables, _ in update.applied for v in variables}
+    changed |= {id(v): v.name for v in update.averaged}
+    ids = set(map(id, known))
+    if unknown := [path for key, path in changed.items() if key not in ids]:
+        raise ConfigError(
+            f"{where} changes the variables {', '.join(unknown)}, but no attribute of the task "
+            "leads to them, so no checkpoint would hold them. Keep their layers in attributes."
+        )
+    trainable = {id(v.value): v for x in layers_of(task) for v in x.trainable_variables}
+    if forgotten := [v.path for key, v in trainable.items() if key not in changed]:
+        raise ConfigError(
+            f"{where} changes no variable of {', '.join(forgotten)}, although they are trainable. "
+            "Pass them to update.minimize, or set trainable = False on their layers."
+        )
 
 
 def _unknown(value: tf.Tensor) -> tf.Tensor:

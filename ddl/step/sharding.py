@@ -19,7 +19,6 @@ Checkpoints hold whole slots (`ddl.checkpoints.contents`). Averages of the weigh
 """
 
 import dataclasses
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -34,10 +33,10 @@ from ddl.optimizers import MomentumSGD
 from ddl.optimizers.checks import refusing_reductions
 from ddl.optimizers.fused import by_kernels
 from ddl.step import gradients as gradient_path
-from ddl.step.all_reduce import AllReduce
 from ddl.step.compiled import Compiler
 from ddl.step.gradients import prepare_optimizer
 from ddl.step.overflow import all_finite
+from ddl.step.sums import AllReduce
 
 _FLAG = "--shard_optimizer_state (Trainer.shard_optimizer_state)"
 
@@ -250,7 +249,6 @@ def apply_to_shares(
     variables: Sequence[keras.Variable],
     parts: Sequence[Any],
     clip: float | None,
-    step: tf.Tensor,
     compiler: Compiler,
 ) -> tf.Tensor:
     """Applies a gradient to each replica's share. Cross-replica context, in a graph.
@@ -263,7 +261,6 @@ def apply_to_shares(
       variables: The variables.
       parts: The optimizers and what each updates.
       clip: The largest global norm, or None.
-      step: Number of updates made before this one, int64 [].
       compiler: Compiles the optimizers' computation, or not.
 
     Returns:
@@ -283,24 +280,21 @@ def apply_to_shares(
         return [share if extra is None else share + own_share(extra) for share, extra in pairs]
 
     def squares(own: list[tf.Tensor]) -> tf.Tensor:
-        of_parts = [[own[place] for place in part.places] for part in parts]
-        return tf.stack([tf.cast(gradient_path.squared_norm(one), tf.float64) for one in of_parts])
+        applied = [own[place] for part in parts for place in part.places(variables)]
+        return tf.cast(gradient_path.squared_norm(applied), tf.float64)[tf.newaxis]
 
     values = gradients.values if isinstance(gradients, InShares) else list(gradients)
     shares, norm = run(scaled, args=(values, factor)), tf.zeros([], tf.float64)
-    if clip is not None:
-        of_parts = sharding.all_reduce.of_sums(run(squares, args=(shares,)))
-        active = tf.stack([step >= part.frozen_until for part in parts])
-        squared = tf.reduce_sum(tf.where(active, of_parts, tf.zeros_like(of_parts)))
+    if clip is not None and parts:
+        squared = sharding.all_reduce.of_sums(run(squares, args=(shares,)))[0]
         norm = tf.sqrt(squared)
         widest = gradient_path.widest([variable.value for variable in variables])
         clipped = lambda own, squared: gradient_path.clip_by_global_norm(own, clip, squared)[0]  # noqa: E731
         shares = run(clipped, args=(shares, tf.cast(squared, widest)))
     for part in parts:
-        own = [shares[place] for place in part.places]
-        updated = [variables[place] for place in part.places]
-        change = functools.partial(_update, sharding, own, updated, part.optimizer, compiler)
-        part.unless_frozen(step, change)
+        own = [shares[place] for place in part.places(variables)]
+        updated = [variables[place] for place in part.places(variables)]
+        _update(sharding, own, updated, part.optimizer, compiler)
     return norm
 
 

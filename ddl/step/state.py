@@ -1,7 +1,7 @@
-"""The state, the passes and the results of an update."""
+"""The state between updates, and the batches and passes of one."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
@@ -49,12 +49,7 @@ class TrainingState(NamedTuple):
     batches_left_out: tf.Tensor
 
     @classmethod
-    def initial(
-        cls,
-        loss_scale: float,
-        sums: tf.Tensor,
-        optimizers: int = 1,
-    ) -> "TrainingState":
+    def initial(cls, loss_scale: float, sums: tf.Tensor, optimizers: int = 1) -> "TrainingState":
         """Returns the state before the first update.
 
         Args:
@@ -90,10 +85,8 @@ class TrainingState(NamedTuple):
 
     def without_metrics(self) -> "TrainingState":
         """Returns the state with metric sums and norms reset to zero."""
-        return self._replace(
-            sums=tf.zeros_like(self.sums),
-            gradient_norms=tf.zeros_like(self.gradient_norms),
-        )
+        norms = tf.zeros_like(self.gradient_norms)
+        return self._replace(sums=tf.zeros_like(self.sums), gradient_norms=norms)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,41 +126,3 @@ class Pass(NamedTuple):
     state: TrainingState
     draws: int = 0
     each: OfExample | None = None
-
-
-class Results:
-    """The results of the verbs of an update so far.
-
-    Attributes:
-      finite: Whether all values so far are finite, bool []; None without loss scaling.
-      sums: Metric sums of each loss outside of `moved`, by its name.
-      sums_moved: Those within `moved`.
-      norms: Sum and number of the gradient norms of each optimizer, float64 [2], by its name.
-    """
-
-    def __init__(self) -> None:
-        self.finite: tf.Tensor | None = None
-        self.sums: dict[str, tf.Tensor] = {}
-        self.sums_moved: dict[str, tf.Tensor] = {}
-        self.norms: dict[str, tf.Tensor] = {}
-
-    def check(self, finite: tf.Tensor | None) -> None:
-        """Adds a check for overflow, on which the update then depends; None adds none."""
-        if finite is not None:
-            self.finite = finite if self.finite is None else self.finite & finite
-
-    def tensors(self) -> dict[str, Any]:
-        """Returns all of it as a structure that a branch can return."""
-        return {name: value for name, value in vars(self).items() if value is not None}
-
-    def add(self, tensors: Mapping[str, Any]) -> None:
-        """Adds what a branch has computed."""
-        self.check(tensors.get("finite"))
-        for kind in ("sums", "sums_moved", "norms"):
-            for name, value in tensors[kind].items():
-                add_to(getattr(self, kind), name, value)
-
-
-def add_to(sums: dict[str, tf.Tensor], name: str, value: tf.Tensor) -> None:
-    """Adds a value to that of the name, if there is one."""
-    sums[name] = sums[name] + value if name in sums else value

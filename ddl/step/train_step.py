@@ -7,11 +7,15 @@
 
 The built-in step is `update.minimize(task.per_example, batch)`. It looks before it applies. A step
 of the task's own applies first, and all that it changed is restored if a gradient was not finite.
+
+An *update* is what a `TrainStep` makes of a batch, and the object by which a task's own step makes
+it. In an update, optimizers *apply* gradients, and averages *move*.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -24,61 +28,36 @@ from ddl.precision import LossScale
 from ddl.step import gradients as gradient_path
 from ddl.step.compiled import Compiler
 from ddl.step.global_gradient import GlobalGradient
-from ddl.step.gradients import Gradient, trainable_variables
+from ddl.step.gradients import Gradient, Variables, trainable_variables
 from ddl.step.loss import Loss
 from ddl.step.metric_sums import SumsOfLosses
 from ddl.step.moving_statistics import Statistics
-from ddl.step.order_of_sums import fixed_order_of_sums
-from ddl.step.overflow import KeptValues, all_finite, unless_overflow
-from ddl.step.planning import BUILT_IN, Plan, does_other_things
+from ddl.step.overflow import KeptValues
+from ddl.step.planning import BUILT_IN, Part, Plan, does_other_things
 from ddl.step.sharding import Sharding, apply_to_shares
-from ddl.step.state import Pass, Results, StepBatch, TrainingState
-from ddl.step.update import Update
+from ddl.step.state import Pass, StepBatch, TrainingState
+from ddl.step.sums import fixed_order_of_sums
+from ddl.step.update import FINITE, Update
 from ddl.step.weight_average import WeightAverages
 from ddl.tasks.task import LossFunction, Task, has_step
 
+Results = dict[str, tf.Tensor]
+"""Figures of an update by name (`ddl.step.update.Update.results`)."""
 
-class OptimizerPart(NamedTuple):
-    """The part of a gradient that an optimizer updates.
-
-    Attributes:
-      optimizer: The optimizer.
-      places: Places of its variables in the gradient.
-      frozen_until: First step at which it updates its variables.
-    """
-
-    optimizer: keras.optimizers.Optimizer
-    places: Sequence[int]
-    frozen_until: int = 0
-
-    def unless_frozen(self, step: tf.Tensor, update: Callable[[], Any]) -> None:
-        """Calls a function that updates variables, unless frozen. Cross-replica context.
-
-        Args:
-          step: Number of updates made before this one, int64 [].
-          update: The function.
-        """
-        if not self.frozen_until:
-            update()
-            return
-
-        def updated() -> tf.Tensor:
-            update()
-            return tf.constant(True)
-
-        tf.cond(step >= self.frozen_until, updated, lambda: tf.constant(False))
+Made = tuple[Results, Callable[[], tf.Tensor]]
+"""Results of a step, and a function that applies what waits for the check for an overflow."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainStep:
-    """The update: maps a distributed batch and a state to the next state. Cross-replica context.
+    """Maps distributed batches and a state to the next state. Cross-replica context.
 
     Attributes:
       task: The task.
       plan: The plan of what the step computes and changes.
       gradient: Computes gradients of the global batch.
       optimizers: The optimizers by name, with their slots.
-      moving: Variables that the forward pass changes; restored when an update is skipped.
+      moving: Variables that the forward pass changes.
       averages: Averages of the weights, moved by every update that is not skipped; None: none.
       clips: Largest global norm of the gradients that each optimizer applies, or None, by its name
         in the step.
@@ -93,9 +72,6 @@ class TrainStep:
     averages: WeightAverages | None
     clips: Mapping[str, float | None]
     loss_scale: LossScale | None
-
-    writes = True
-    """Whether verbs write variables; a rehearsal writes none."""
 
     @property
     def strategy(self) -> tf.distribute.Strategy:
@@ -118,29 +94,14 @@ class TrainStep:
         return self.gradient.pipelines
 
     @property
-    def seed(self) -> int:
-        """The seed of the random draws."""
-        return next(iter(self.pipelines.values())).seed
-
-    @property
-    def optimizer_names(self) -> list[str]:
-        """The names of the optimizers that a step can use."""
-        return list(self.plan.groups)
-
-    @property
-    def statistics(self) -> Sequence[tf.Variable]:
-        """Variables that the forward pass changes."""
-        return self.moving.variables
+    def is_whole(self) -> bool:
+        """Whether XLA compiles an update as one piece."""
+        return self.compiler.is_whole
 
     @property
     def metrics(self) -> SumsOfLosses:
         """Layout of the metric sums."""
         return SumsOfLosses({n: loss.training.metrics for n, loss in self.plan.losses.items()})
-
-    @property
-    def task_weighs(self) -> bool:
-        """Whether a loss returns weights, so that Σ weight may differ from the batch size."""
-        return any(loss.training.weighs for loss in self.plan.losses.values())
 
     @property
     def changing_fields(self) -> list[str]:
@@ -151,11 +112,6 @@ class TrainStep:
         if self.loss_scale is not None:
             names += ["skipped_in_a_row", "loss_scale", "finite_updates"]
         return names
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether XLA compiles an update as one piece."""
-        return self.compiler.is_whole
 
     @fixed_order_of_sums()
     def __call__(self, batches: Mapping[str, Batch], state: TrainingState) -> TrainingState:
@@ -170,64 +126,68 @@ class TrainStep:
         """
 
         def made() -> TrainingState:
-            run = self._own_step if has_step(self.task) else self._built_in_step
-            results = run(batches, state)
+            results = self._results(batches, state)
             return self.compiler(lambda: self._next_state(state, results))
 
-        return self.compiler.whole(lambda: self.compiler(made), made) if self.is_whole else made()
+        return self.compiler.whole(lambda: self.compiler(made), made)
 
-    def _built_in_step(self, batches: Mapping[str, Batch], state: TrainingState) -> Results:
-        """Makes the built-in update, which changes nothing if a gradient overflows."""
-        kept = None if self.loss_scale is None else KeptValues(self.statistics, self.strategy)
-        variables = trainable_variables(self.task.model)
-        made = Pass(StepBatch("", 0, batches[""]), state)
-        reduced = self.gradient(self.plan.losses[BUILT_IN], variables, made, in_shares=True)
-        (name,) = self.optimizer_names
+    def _results(self, batches: Mapping[str, Batch], state: TrainingState) -> Results:
+        """Makes an update, or restores all that it changed if a gradient overflows."""
+        is_own, kept = has_step(self.task), None
+        if self.loss_scale is not None:
+            slots = [v.value for one in self.optimizers.values() for v in one.variables]
+            changed = [*self.plan.changed, *slots] if is_own else self.moving.variables
+            kept = KeptValues(changed, self.strategy)
+        step = self._own_step if is_own else self._built_in_step
+        results, apply = step(batches, state)
 
         def change() -> tf.Tensor:
-            norm = self.apply(name, variables, reduced.values, reduced.factor, state)
+            norm = apply()
             self._move_averages(state)
             return norm
 
-        if kept is None or reduced.finite is None:
+        if kept is None or FINITE not in results:
             norm = change()
         else:
-            norm = unless_overflow(self.strategy, reduced.finite, change, kept.restore)
-        results = Results()
-        results.finite, results.sums[BUILT_IN] = reduced.finite, reduced.sums
-        results.norms[name] = tf.stack([norm, tf.ones_like(norm)])
+            norm = kept.unless_overflow(results[FINITE], change)
+        if not is_own:
+            (name,) = self.plan.groups
+            results[f"norms/{name}"] = tf.stack([norm, tf.ones_like(norm)])
         return results
 
-    def _own_step(self, batches: Mapping[str, Batch], state: TrainingState) -> Results:
-        """Makes an update by the task's own step, and undoes it if a gradient overflowed."""
-        kept = None
-        if self.loss_scale is not None:
-            kept = KeptValues(self.plan.written, self.strategy)
+    def _built_in_step(self, batches: Mapping[str, Batch], state: TrainingState) -> Made:
+        """Computes the gradient of the built-in step, and leaves it to be applied."""
+        variables, (name,) = trainable_variables(self.task.model), self.plan.groups
+        made = Pass(StepBatch("", 0, batches[""]), state)
+        reduced = self.gradient(self.plan.losses[BUILT_IN], variables, made, in_shares=True)
+        given = name, variables, reduced.values, reduced.factor, state
+        results = {f"sums/{BUILT_IN}": reduced.sums}
+        if reduced.finite is not None:
+            results[FINITE] = reduced.finite
+        return results, functools.partial(self.apply, *given)
+
+    def _own_step(self, batches: Mapping[str, Batch], state: TrainingState) -> Made:
+        """Runs the task's own step, which leaves nothing to be applied."""
         update = Update(self, state, batches)
-        update.run(self.task)
+        update.run()
         if update.taken != self.plan.batches:
             raise does_other_things(f"reads the batches {update.taken}")
-        results = update.results
+        return update.results, lambda: tf.zeros([], tf.float64)
 
-        def keep() -> tf.Tensor:
-            self._move_averages(state)
-            return tf.zeros([], tf.float64)
-
-        if kept is None or results.finite is None:
-            keep()
-        else:
-            unless_overflow(self.strategy, results.finite, keep, kept.restore)
-        return results
+    def _move_averages(self, state: TrainingState) -> None:
+        if self.averages is not None:
+            self.averages.move(state.step + 1, self.compiler)
 
     def _next_state(self, state: TrainingState, results: Results) -> TrainingState:
-        sums = results.sums_moved | results.sums
+        # A loss that is computed within `moved` alone has these sums.
+        names = self.plan.losses
+        sums = {n: results.get(f"sums/{n}", results.get(f"moved/{n}")) for n in names}
         vector = self.metrics.joined(sums)
         changed: dict[str, tf.Tensor] = {}
-        finite = results.finite
+        finite = results.get(FINITE, tf.constant(True))
         if self.loss_scale is None:
             changed["step"] = state.step + 1
         else:
-            finite = tf.constant(True) if finite is None else finite
             changed["step"] = state.step + tf.cast(finite, tf.int64)
             vector = tf.where(finite, vector, tf.zeros_like(vector))
             scale, since = self.loss_scale.next(state.loss_scale, state.finite_updates, finite)
@@ -236,7 +196,7 @@ class TrainStep:
             changed["skipped_in_a_row"] = tf.where(finite, tf.zeros_like(in_a_row), in_a_row + 1)
         if "gradient_norms" in self.changing_fields:
             nothing = tf.zeros([2], tf.float64)
-            norms = tf.concat([results.norms.get(n, nothing) for n in self.optimizer_names], 0)
+            norms = tf.concat([results.get(f"norms/{n}", nothing) for n in self.plan.groups], 0)
             if self.loss_scale is not None:
                 norms = tf.where(finite, norms, tf.zeros_like(norms))
             changed["gradient_norms"] = state.gradient_norms + norms
@@ -246,39 +206,18 @@ class TrainStep:
         changed["diverged_for"] = tf.where(are_finite, batches, state.diverged_for)
         return state._replace(batches=batches, **changed)
 
-    def _move_averages(self, state: TrainingState) -> None:
-        if self.averages is not None:
-            self.averages.update(state.step + 1, self.compiler)
-
     # ------------------------------------------------------------ for the verbs
 
-    def loss(self, function: LossFunction, name: str, source: str, is_mean: bool) -> Loss:
-        """Returns the loss of a name, for the function of this trace."""
-        known = self.plan.means if is_mean else self.plan.losses
+    def loss(self, known: dict[str, Loss], function: LossFunction, name: str, source: str) -> Loss:
+        """Returns a loss of the plan, for the function of this trace."""
         if name not in known:
             raise does_other_things(f"uses the loss {name!r}")
         return known[name].of(function)
 
-    def sums(self, loss: Loss, made: Pass) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the weighted sums of a function of the examples, and the sum of the weights."""
-        return self.gradient.sums(loss, made)
-
-    def finite(self, values: Sequence[Any]) -> tf.Tensor | None:
-        """Returns whether values are finite, bool []; None without loss scaling."""
-        if self.loss_scale is None:
-            return None
-        results = self.strategy.experimental_local_results
-        return all_finite([results(value)[0] for value in values])
-
     def apply(
-        self,
-        optimizer: str,
-        variables: Sequence[keras.Variable],
-        values: Any,
-        factor: tf.Tensor | None,
-        state: TrainingState,
+        self, optimizer: str, variables: Variables, values: Any, factor: Any, state: TrainingState
     ) -> tf.Tensor:
-        """Applies a gradient: penalties → clipping → optimizers. Cross-replica context.
+        """Applies a gradient: penalties → clip → optimizers. Cross-replica context, in a graph.
 
         Parameter groups share one gradient: penalties and clipping see all of it, and each
         optimizer then updates the variables of its group.
@@ -294,68 +233,47 @@ class TrainStep:
           The global norm before clipping, float64 []; 0 without a limit of the norm. Frozen parts
           do not count in it.
         """
-        groups, clip, step = self.plan.groups[optimizer], self.clips[optimizer], state.step
-        parts = [
-            OptimizerPart(self.optimizers[name], places, groups[name].frozen_until)
-            for name, places in self.plan.places(optimizer, variables).items()
-        ]
-        optimizers = [part.optimizer for part in parts]
+        clip = self.clips[optimizer]
 
-        def clipped(own: list[Gradient], factor: tf.Tensor | None) -> tuple[Any, tf.Tensor]:
-            if factor is not None:
-                own = gradient_path.multiply(own, factor)
-            own = gradient_path.add_regularization(own, variables)
-            norm = tf.zeros([], tf.float64)
-            if clip is not None:
-                frozen = any(part.frozen_until for part in parts)
-                squared = _squared_norm(own, parts, step) if frozen else None
-                own, norm = gradient_path.clip_by_global_norm(own, clip, squared)
-            return own, tf.cast(norm, tf.float64)
-
-        def update(part: OptimizerPart, own: list[Gradient]) -> None:
-            pairs = [(own[place], variables[place]) for place in part.places]
-            # Not `apply`: a user's may override either, and `apply_gradients` calls `apply`.
-            part.optimizer.apply_gradients(pairs)
-
-        def clipped_and_applied(own: list[Gradient], factor: tf.Tensor | None) -> tf.Tensor:
-            own, norm = clipped(own, factor)
-            for part in parts:
-                update(part, own)
-            return norm
-
-        def run(function: Callable[..., Any], *args: Any) -> Any:
-            return self.strategy.run(
-                lambda *own: self.compiler.of_update(lambda: function(*own), variables, optimizers),
-                args=args,
-            )
-
-        with tf.name_scope("ddl_update"):
+        def apply(parts: list[Part]) -> tf.Tensor:
             if self.sharding is not None:
-                return apply_to_shares(
-                    *(self.sharding, values, factor, variables, parts, clip, step, self.compiler)
-                )
-            # `with_each_row_once` has merged the rows.
+                given = variables, parts, clip, self.compiler
+                return apply_to_shares(self.sharding, values, factor, *given)
+            optimizers = [part.optimizer for part in parts]
+
+            def on_replica(own: Any, factor: Any) -> tf.Tensor:
+                piece = functools.partial(_apply, own, factor, variables, parts, clip)
+                return self.compiler.of_update(piece, variables, optimizers)
+
             with refusing_reductions(self.strategy), by_kernels(optimizers):
-                if any(part.frozen_until for part in parts):
-                    limited, norms = run(clipped, values, factor)
-                    for part in parts:
-                        part.unless_frozen(
-                            step,
-                            lambda part=part: run(lambda own: update(part, own), limited),  # type: ignore[misc]
-                        )
-                else:
-                    norms = run(clipped_and_applied, values, factor)
+                norms = self.strategy.run(on_replica, args=(values, factor))
             return self.strategy.experimental_local_results(norms)[0]
 
+        def unless_frozen(parts: list[Part]) -> tf.Tensor:
+            if not (last := max((part.frozen_until for part in parts), default=0)):
+                return apply(parts)
+            others = [part for part in parts if part.frozen_until < last]
+            frozen = functools.partial(unless_frozen, others)
+            return tf.cond(state.step >= last, functools.partial(apply, parts), frozen)
 
-def _squared_norm(
-    gradients: Sequence[Gradient], parts: Sequence[OptimizerPart], step: tf.Tensor
+        with tf.name_scope("ddl_update"):
+            return unless_frozen(self.plan.parts(optimizer, variables))
+
+
+def _apply(
+    own: list[Gradient], factor: Any, variables: Variables, parts: list[Part], clip: float | None
 ) -> tf.Tensor:
-    """Returns the squared global norm of the parts that are not frozen. Replica context."""
-    widest = gradient_path.widest(gradients)
-    squares = []
+    """Applies a gradient that all replicas hold; returns its norm, as `apply`. Replica context."""
+    if factor is not None:
+        own = gradient_path.multiply(own, factor)
+    own = gradient_path.add_regularization(own, variables)
+    norm = tf.zeros([], tf.float64)
+    if clip is not None and parts:
+        applied = [own[place] for part in parts for place in part.places(variables)]
+        squared = gradient_path.squared_norm(applied)
+        own, norm = gradient_path.clip_by_global_norm(own, clip, squared)
     for part in parts:
-        square = gradient_path.squared_norm([gradients[place] for place in part.places])
-        is_active = tf.cast(step >= part.frozen_until, square.dtype)
-        squares.append(tf.cast(tf.math.multiply_no_nan(square, is_active), widest))
-    return tf.add_n(squares)
+        pairs = [(own[place], variables[place]) for place in part.places(variables)]
+        # Not `apply`: a user's may override either, and `apply_gradients` calls `apply`.
+        part.optimizer.apply_gradients(pairs)
+    return tf.cast(norm, tf.float64)

@@ -1,13 +1,8 @@
-"""The methods of `update` that a task's own step calls: its verbs.
-
-A task with a method `step(update, batch)` replaces the built-in update. It is written as if one
-device held the global batch: it runs in cross-replica context, and each verb divides the work among
-the replicas and microbatches.
-"""
+"""The verbs of a task's own step; each divides its work among replicas and microbatches."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import keras
@@ -17,12 +12,15 @@ import tensorflow as tf
 from ddl.data.batch import Batch
 from ddl.errors import ConfigError, check_takes, did_you_mean, place_of
 from ddl.microbatch import Microbatch
-from ddl.optimizers.groups import ONLY
-from ddl.step.gradients import Gradients, multiply, trainable_variables, weights_of
-from ddl.step.loss import OfExamples, Values
-from ddl.step.overflow import restored
-from ddl.step.state import OfExample, Pass, Results, StepBatch, TrainingState, add_to
+from ddl.step.gradients import Gradients, multiply, trainable_variables
+from ddl.step.loss import Loss, OfExamples, Values
+from ddl.step.overflow import KeptValues
+from ddl.step.state import OfExample, Pass, StepBatch, TrainingState
+from ddl.step.weight_average import move_towards, weights_of
 from ddl.tasks.task import LossFunction
+
+FINITE = "finite"
+"""Name of the result that tells whether no gradient of the update overflowed."""
 
 
 class Update:
@@ -40,8 +38,11 @@ class Update:
     averages and the task's own variables keep their values.
 
     Attributes:
-      results: The results of the verbs so far.
+      results: The results of the verbs so far, by name: FINITE, bool [], and sums over the verbs.
+        "sums/LOSS" are the metric sums of a loss outside of `moved`, "moved/LOSS" those within it;
+        "norms/OPTIMIZER" are sum and number of the gradient norms, float64 [2].
       taken: Number of batches taken of each source, by its name.
+      used: Names of the sources of which a verb has computed something.
       applied: For each `apply` the optimizer's name, the variables, and whether it is in a branch.
       averaged: Variables that `average` moves.
     """
@@ -54,26 +55,25 @@ class Update:
           state: The state before the update.
           batches: The batches of each source, by its name, all with the same counter.
         """
-        self._engine = engine
-        self._state = state
-        self._batches = batches
-        self.taken = dict.fromkeys(batches, 1)
-        self.results = Results()
+        self._engine, self._state, self._batches = engine, state, batches
+        self._task, self._where = engine.task, f"{type(engine.task).__name__}.step"
+        self._strategy: tf.distribute.Strategy = engine.strategy
+        self._plan, self._gradient = engine.plan, engine.gradient
+        self.results: dict[str, tf.Tensor] = {}
+        self.taken, self.used = dict.fromkeys(batches, 1), set[str]()
         self.applied: list[tuple[str, Sequence[keras.Variable], bool]] = []
         self.averaged: list[tf.Variable] = []
-        self._passes = 0
-        self._moved: set[int] = set()
-        self._not_entered = 0
-        self._in_branch = False
-        self._graph: Any = tf.compat.v1.get_default_graph()
-        self._context = tf.distribute.get_replica_context()  # None under a strategy
+        self._functions: dict[str, Any] = {}
+        self._passes, self._moved, self._in_branch = 0, set[int](), False
+        self._place: Any = _place()
+        seed = next(iter(engine.pipelines.values())).seed
         counter = next(iter(batches.values())).counter
         self._draws = Microbatch(
-            seed=engine.seed, training=True, counter=counter, first_row=0, rows=0, draws=-1
+            seed=seed, training=True, counter=counter, first_row=0, rows=0, draws=-1
         )
 
-    def run(self, task: Any) -> None:
-        """Runs a task's step.
+    def run(self) -> None:
+        """Runs the task's step.
 
         Raises:
           ConfigError: If the step misuses a verb, branches on a tensor in Python, or makes
@@ -82,15 +82,15 @@ class Update:
 
         def refuse(create: Callable[..., Any], **arguments: Any) -> Any:
             raise ConfigError(
-                f"{type(task).__name__}.step must not make variables, since it runs many times. "
-                "Make them in the task's constructor, under `with strategy.scope():`."
+                f"{self._where} must not make variables, since it runs many times. Make them in "
+                "the task's constructor."
             )
 
         given = {name: StepBatch(name, 0, batch) for name, batch in self._batches.items()}
-        with self._draws.forward(), _explained(task), tf.variable_creator_scope(refuse):
-            task.step(self, given[""] if list(given) == [""] else given)
-        self._graph = None
-        if self._not_entered:
+        with self._draws.forward(), _explained(self._task), tf.variable_creator_scope(refuse):
+            self._task.step(self, given[""] if list(given) == [""] else given)
+        self._place = None
+        if self._moved:
             raise ConfigError("update.moved must be used in a `with` statement.")
 
     @property
@@ -111,9 +111,7 @@ class Update:
         """
         self._check("next", batch)
         if self._in_branch:
-            raise ConfigError(
-                "update.next must read as many batches each time: not in update.when."
-            )
+            raise ConfigError("update.next must read as many batches each time: not in `when`.")
         self.taken[batch.source] += 1
         return dataclasses.replace(batch, place=self.taken[batch.source] - 1)
 
@@ -155,28 +153,35 @@ class Update:
         """
         if each is not None:
             check_takes("`each` of update.gradients", each, ("gradients",))
-        made = Pass(batch, self._state, self._next_draws(same_draws_as), each)
-        kept = [] if moves_statistics else self._engine.statistics
-        with restored(kept, self._engine.strategy):
-            variables, reduced = self._reduced(loss, made, model, name)
-        strategy, values = self._engine.strategy, reduced.values
+        engine, made = self._engine, Pass(batch, self._state, self._next_draws(same_draws_as), each)
+        kept = None if moves_statistics else KeptValues(engine.moving.variables, self._strategy)
+        variables, reduced = self._reduced(loss, made, model, name)
+        if kept is not None:
+            kept.restore()
+        values = reduced.values
         if reduced.factor is not None:
-            values = strategy.run(multiply, args=(values, reduced.factor))
-        return Gradients(strategy, variables, values, draws=made.draws)
+            values = self._strategy.run(multiply, args=(values, reduced.factor))
+        return Gradients(self._strategy, variables, values, made.draws)
 
     def _reduced(
         self, function: LossFunction, made: Pass, model: Any, name: str | None, alone: bool = False
     ) -> tuple[list[keras.Variable], Any]:
         """Returns variables and the `Reduced` gradient of a loss; counts its metric sums."""
         self._check("gradients", made.batch)
-        name = self._name_of(function, name)
-        variables = trainable_variables(self._model(model), "`model` of update.gradients")
-        loss = self._engine.loss(function, name, made.batch.source, is_mean=False)
-        reduced = self._engine.gradient(loss, variables, made, in_shares=alone)
-        self.results.check(reduced.finite)
-        sums = self.results.sums_moved if self._moved else self.results.sums
-        add_to(sums, name, reduced.sums)
+        variables = self._variables("gradients", model)
+        loss, name = self._loss(self._plan.losses, function, name, made.batch)
+        reduced = self._gradient(loss, variables, made, in_shares=alone)
+        self._add(FINITE, reduced.finite)
+        self._add(f"{'moved' if self._moved else 'sums'}/{name}", reduced.sums)
         return variables, reduced
+
+    def _add(self, name: str, value: tf.Tensor | None) -> None:
+        """Adds a result to that of its name; None adds nothing."""
+        known = self.results.get(name)
+        if known is not None and value is not None:
+            value = known & value if name == FINITE else known + value
+        if value is not None:
+            self.results[name] = value
 
     def mean(self, function: OfExamples, batch: StepBatch, *, name: str | None = None) -> tf.Tensor:
         """Computes the mean of a function of the examples over the global batch.
@@ -195,8 +200,7 @@ class Update:
         Raises:
           ConfigError: If the function returns something else, or depends on other examples.
         """
-        like, total, weight = self._summed("mean", function, batch, name)
-        return self._checked(tf.cast(tf.math.divide_no_nan(total, weight), like.dtype), like)
+        return self._summed("mean", function, batch, name)
 
     def sum(self, function: OfExamples, batch: StepBatch, *, name: str | None = None) -> tf.Tensor:
         """Computes the sum of a function of the examples over the global batch.
@@ -214,26 +218,21 @@ class Update:
         Raises:
           ConfigError: As `mean`.
         """
-        like, total, _ = self._summed("sum", function, batch, name)
-        return self._checked(
-            tf.cast(total, tf.float32 if like.dtype.size == 2 else like.dtype), like
-        )
+        return self._summed("sum", function, batch, name)
 
     def _summed(
         self, verb: str, function: OfExamples, batch: StepBatch, name: str | None
-    ) -> tuple[Any, tf.Tensor, tf.Tensor]:
-        """Returns shape and dtype of a row, the sums [entries] and the sum of the weights."""
+    ) -> tf.Tensor:
         self._check(verb, batch)
         check_takes(f"The function of update.{verb}", function, ("features", "training"))
-        name = self._name_of(function, name)
         values = Values(function, f"update.{verb}")
-        loss = self._engine.loss(values, name, batch.source, is_mean=True)
-        made = Pass(batch, self._state, self._next_draws(None))
-        total, weight = self._engine.sums(loss, made)
-        return loss.function.like, total, weight
-
-    def _checked(self, value: tf.Tensor, like: Any) -> tf.Tensor:
-        self.results.check(self._engine.finite([value]))
+        loss, _ = self._loss(self._plan.means, values, name, batch)
+        total, weight = self._gradient.sums(loss, Pass(batch, self._state, self._next_draws()))
+        like = loss.function.like
+        value = tf.math.divide_no_nan(total, weight) if verb == "mean" else total
+        holds = verb == "mean" or like.dtype.size > 2  # half precision holds no sum
+        value = tf.cast(value, like.dtype if holds else tf.float32)
+        self._add(FINITE, self._gradient.finite([value]))
         return tf.reshape(value, like.shape)
 
     def apply(self, gradients: Gradients, optimizer: str | None = None) -> None:
@@ -248,7 +247,7 @@ class Update:
         """
         self._check("apply")
         _check_gradients("update.apply", gradients)
-        self.results.check(self._engine.finite(gradients.of_replicas))
+        self._add(FINITE, self._gradient.finite(gradients.of_replicas))
         self._apply(gradients.variables, gradients.of_replicas, None, optimizer)
 
     def minimize(
@@ -273,7 +272,7 @@ class Update:
           ConfigError: As `gradients` and `apply`.
         """
         # A gradient that nothing else reads may stay in shares and without its factor.
-        made = Pass(batch, self._state, self._next_draws(None))
+        made = Pass(batch, self._state, self._next_draws())
         variables, reduced = self._reduced(loss, made, model, name, alone=True)
         self._apply(variables, reduced.values, reduced.factor, optimizer)
 
@@ -284,7 +283,7 @@ class Update:
         name = self._name_of_optimizer(optimizer)
         self.applied.append((name, variables, self._in_branch))
         norm = self._engine.apply(name, variables, values, factor, self._state)
-        add_to(self.results.norms, name, tf.stack([norm, tf.ones([], tf.float64)]))
+        self._add(f"norms/{name}", tf.stack([norm, tf.ones_like(norm)]))
 
     def moved(self, model: Any, by: Gradients) -> AbstractContextManager[None]:
         """Adds `by` to the weights within the `with` block; restores them bit for bit after it.
@@ -301,24 +300,18 @@ class Update:
         """
         self._check("moved")
         _check_gradients("update.moved", by)
-        self._not_entered += 1
-        return self._moving(
-            by.of(trainable_variables(self._model(model), "`model` of update.moved"))
-        )
-
-    @contextmanager
-    def _moving(self, by: Gradients) -> Iterator[None]:
-        self._not_entered -= 1
-        strategy, writes = self._engine.strategy, self._engine.writes
+        by = by.of(self._variables("moved", model))
         variables = [variable.value for variable in by.variables]
         self._check_not_moved("moved", variables)
-        with restored(variables if writes else [], strategy):
-            for variable, value in zip(variables, by.of_replicas, strict=True):
-                if writes:
-                    strategy.extended.update(variable, lambda v, x: v.assign_add(x), args=(value,))
-            self._moved |= {id(variable) for variable in variables}
-            yield
-            self._moved -= {id(variable) for variable in variables}
+        kept, change = KeptValues(variables, self._strategy), self._strategy.extended.update
+        for variable, value in zip(variables, by.of_replicas, strict=True):
+            change(variable, lambda own, x: own.assign_add(x), args=(value,))
+        ids = {id(variable) for variable in variables}
+        self._moved |= ids
+        end: Any = ExitStack()
+        end.callback(self._moved.difference_update, ids)
+        end.callback(kept.restore)
+        return end
 
     def average(self, target: Any, *, of: Any, decay: float | tf.Tensor) -> None:
         """Moves weights towards others: target ← target + (1 - decay)·(of - target).
@@ -339,8 +332,7 @@ class Update:
         if shapes[0] != shapes[1] or {id(v) for v in targets} & {id(v) for v in sources}:
             raise ConfigError(
                 "update.average: target and `of` must have weights of the same shapes, none of "
-                f"them shared, got {shapes[0]!s:.80} and {shapes[1]!s:.80}. Make the target with "
-                "keras.models.clone_model."
+                f"them shared, got {shapes[0]!s:.80} and {shapes[1]!s:.80}."
             )
         if isinstance(decay, int | float) and not 0 <= decay < 1:
             raise ConfigError(f"update.average: decay must be from 0 to below 1, got {decay}.")
@@ -350,8 +342,7 @@ class Update:
         exact = np.float64(decay) if isinstance(decay, int | float) else decay
         share = 1 - tf.cast(exact, tf.float64)
         for variable, source in zip(targets, sources, strict=True):
-            if self._engine.writes:
-                self._engine.strategy.extended.update(variable, _move, args=(source, share))
+            self._strategy.extended.update(variable, move_towards, args=(source, share))
 
     def when(self, condition: tf.Tensor, function: Callable[[], Any]) -> None:
         """Calls a function, which may call this update, if a condition holds.
@@ -370,38 +361,37 @@ class Update:
         if holds.dtype != tf.bool or holds.shape.rank != 0:
             raise ConfigError(f"update.when takes a bool scalar, got {condition!r:.80}.")
         check_takes("The function of update.when", function, ())
-        of_branch: list[dict[str, Any]] = []
+        of_branch: list[dict[str, tf.Tensor]] = []
 
-        def made() -> dict[str, Any]:
-            earlier = self._graph, self._in_branch, self.results
-            self._graph, self._in_branch = tf.compat.v1.get_default_graph(), True
-            self.results = Results()
+        def made() -> dict[str, tf.Tensor]:
+            earlier = self._place, self._in_branch, self.results
+            self._place, self._in_branch, self.results = _place(), True, {}
             # In the branch's graph; it continues to count the draws.
             with dataclasses.replace(self._draws).forward():
                 function()
-            of_branch.append(self.results.tensors())
-            self._graph, self._in_branch, self.results = earlier
+            of_branch.append(self.results)
+            self._place, self._in_branch, self.results = earlier
             return of_branch[0]
 
-        def skipped() -> dict[str, Any]:  # traced after `made`
-            zeros = tf.nest.map_structure(lambda x: tf.zeros(x.shape, x.dtype), of_branch[0])
-            return zeros | {name: tf.constant(True) for name in zeros if name == "finite"}
+        def skipped() -> dict[str, tf.Tensor]:  # traced after `made`
+            like = of_branch[0].items()
+            return {n: (tf.ones if n == FINITE else tf.zeros)(x.shape, x.dtype) for n, x in like}
 
-        self.results.add(tf.cond(holds, made, skipped))
+        for name, value in tf.cond(holds, made, skipped).items():
+            self._add(name, value)
 
-    def _next_draws(self, earlier: Gradients | None) -> int:
+    def _next_draws(self, earlier: Gradients | None = None) -> int:
         """Returns the number of the next pass, or that of earlier gradients."""
         self._passes += 1
         if earlier is None:
             return self._passes - 1
         if (draws := getattr(earlier, "draws", None)) is None:
-            raise ConfigError("same_draws_as must be gradients of one pass, not of a sum.")
+            raise ConfigError("same_draws_as must be a result of update.gradients itself.")
         return int(draws)
 
     def _check(self, verb: str, batch: Any = None) -> None:
         """Raises ConfigError where a verb cannot be called, or for what is no batch."""
-        here = tf.compat.v1.get_default_graph(), tf.distribute.get_replica_context()
-        if (here[0] is not self._graph) or (here[1] is not self._context):
+        if _place() != self._place:
             raise ConfigError(
                 f"update.{verb} must be called in the step itself: not after it, in a loss, or in "
                 "a tf.cond, tf.while_loop or tf.function. Use update.when, or a Python `for`."
@@ -412,54 +402,63 @@ class Update:
                 f"{batch!r:.80}. With several sources, pass one of them."
             )
 
+    def _loss(
+        self, known: Mapping[str, Loss], function: Any, name: str | None, batch: StepBatch
+    ) -> tuple[Any, str]:
+        """Returns the loss of a function in this trace, and its name: the given or its own."""
+        name = getattr(function, "__name__", None) if name is None else name
+        if not callable(function) or not isinstance(name, str) or not name.isidentifier():
+            raise ConfigError(
+                f"{self._where}: a loss must be a function with a name of letters, digits and "
+                f'underscores, got {function!r:.80}. Pass a method of the task, or name="…".'
+            )
+        check_takes(f"{self._where}: {name}", function, ("features",), ("training",))
+        loss = self._engine.loss(known, function, name, batch.source)
+        first, other = (self._engine.pipelines[source] for source in (loss.source, batch.source))
+        same = first.element_spec == other.element_spec
+        same &= first.global_batch_size == other.global_batch_size
+        if self._functions.setdefault(name, function) != function or not same:
+            raise ConfigError(
+                f"{self._where}: two losses have the name {name!r}, or one has it for sources of "
+                'other features or batch sizes. Pass name="…" for one of them.'
+            )
+        self.used.add(batch.source)
+        return loss, name
+
     def _check_not_moved(self, verb: str, variables: Sequence[tf.Variable]) -> None:
         if any(id(variable) in self._moved for variable in variables):
             raise ConfigError(f"Call update.{verb} after update.moved, which restores the weights.")
 
-    def _model(self, given: Any) -> Any:
-        if given is None and not hasattr(self._engine.task, "model"):
+    def _variables(self, verb: str, model: Any) -> list[keras.Variable]:
+        """Returns the trainable variables of a model; None means the task's own."""
+        if model is None and not hasattr(self._task, "model"):
             raise ConfigError(
-                f"{type(self._engine.task).__name__} has no `model`: name a model, layer or "
-                "variables, such as update.minimize(loss, batch, self.generator)."
+                f"{self._where}: the task has no `model`. Name a model, a layer or variables, such "
+                "as update.minimize(loss, batch, self.generator)."
             )
-        return self._engine.task.model if given is None else given
-
-    def _name_of(self, function: Any, name: str | None) -> str:
-        """Returns the name of a loss: the given one, or that of the function."""
-        where = type(self._engine.task).__name__
-        name = getattr(function, "__name__", None) if name is None else name
-        if not callable(function) or not isinstance(name, str) or not name.isidentifier():
-            raise ConfigError(
-                f"{where}.step: a loss must be a function with a name of letters, digits and "
-                f'underscores, got {function!r:.80}. Pass a method of the task, or name="…".'
-            )
-        check_takes(f"{where}.{name}", function, ("features",), ("training",))
-        return name
+        given = self._task.model if model is None else model
+        return trainable_variables(given, f"`model` of update.{verb}")
 
     def _name_of_optimizer(self, name: str | None) -> str:
         """Returns the name of an optimizer; None means the only one."""
-        names = self._engine.optimizer_names
-        if name in names or (name is None and len(names) == 1):
-            return names[0] if name is None else name
-        known = "only one, without a name" if list(names) == [ONLY] else ", ".join(names)
-        raise ConfigError(
-            f"{type(self._engine.task).__name__}.step: there is no optimizer {name!r}; the Trainer "
-            f"has {known}.{did_you_mean(str(name), names)} Pass a name of Trainer.optimizer."
-        )
+        names = list(self._plan.groups)
+        name = names[0] if name is None and len(names) == 1 else name
+        if name is None or name not in names:
+            raise ConfigError(
+                f"{self._where}: there is no optimizer {name!r}; Trainer.optimizer has "
+                f"{', '.join(names)}.{did_you_mean(str(name), names)} Pass one of its names."
+            )
+        return name
+
+
+def _place() -> Any:
+    """Returns graph and replica context, in which a verb is called."""
+    return tf.compat.v1.get_default_graph(), tf.distribute.get_replica_context()
 
 
 def _check_gradients(where: str, given: Any) -> None:
     if not isinstance(given, Gradients):
         raise ConfigError(f"{where} takes the result of update.gradients, got {given!r:.80}.")
-
-
-def _move(variable: tf.Variable, source: tf.Tensor, share: tf.Tensor) -> tf.Operation:
-    """Moves a variable by a share of the distance to a source; counters become the source."""
-    source, before = tf.cast(source, variable.dtype), tf.convert_to_tensor(variable)
-    if variable.dtype.is_floating:
-        moved = before + tf.cast(share, variable.dtype) * (source - before)
-        source = tf.where(tf.equal(share, 1) | tf.equal(source, before), source, moved)
-    return variable.assign(source)
 
 
 @contextmanager
@@ -478,22 +477,21 @@ def _explained(task: Any) -> Iterator[None]:
 
 def _meaning(error: Exception, task: Any) -> str | None:
     """Returns the message for a misuse that Python or TensorFlow reports; None for other errors."""
-    name, text = type(task).__name__, str(error)
+    where, text = f"{type(task).__name__}.step", str(error)
     in_python = isinstance(error, tf.errors.OperatorNotAllowedInGraphError)
     if in_python or "'SymbolicTensor'" in text or "symbolic tf.Tensor" in text:
         return (
-            f"{name}.step uses a tensor where Python needs a value, such as in `if`. Use "
+            f"{where} uses a tensor where Python needs a value, such as in `if`. Use "
             "update.when(condition, function), or a Python `for` over a range."
         )
     if "is out of scope" in text:
-        return f"{name}.step uses a value of update.when outside of it. Use it within its function."
+        return f"{where} uses a value of update.when outside of it. Use it within its function."
     if isinstance(error, TypeError) and text.startswith(("Update.", "Gradients.")):
-        return f"{name}.step: {text}."
+        return f"{where}: {text}."
     asked = getattr(error, "obj", None)
-    if isinstance(error, AttributeError) and (
-        asked is task or isinstance(asked, Update | Gradients | StepBatch)
-    ):
+    ours = asked is task or isinstance(asked, Update | Gradients | StepBatch)
+    if isinstance(error, AttributeError) and ours:
         known = [attribute for attribute in dir(asked) if not attribute.startswith("_")]
-        near = did_you_mean(str(error.name), known)
-        return f"{type(asked).__name__} has no attribute {error.name!r}.{near}"
+        name, near = type(asked).__name__, did_you_mean(str(error.name), known)
+        return f"{name} has no attribute {error.name!r}.{near}"
     return None

@@ -1,11 +1,11 @@
 """An exponential moving average of the weights, which often evaluates better than the weights."""
 
 import dataclasses
-import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from ddl.errors import ConfigError
@@ -78,41 +78,38 @@ class WeightAverages:
                 for v in self._weights
             ]
 
-    def update(self, update: tf.Tensor, compiler: Compiler) -> None:
+    def move(self, update: tf.Tensor, compiler: Compiler) -> None:
         """Moves the averages. Cross-replica context, in a graph.
 
         Args:
           update: Number of the update that was made, int64 [], counted from 1.
           compiler: Compiles what each replica does, or not.
         """
-        dtypes = {variable.dtype for variable in self.variables}
-        shares = {dtype: self.rule.share_at(update, dtype) for dtype in dtypes}
+        shares = {v.dtype: self.rule.share_at(update, v.dtype) for v in self.variables}
+        pairs = list(zip(self.variables, self._weights, strict=True))
 
         def move(average: tf.Variable, weight: Any) -> None:
             before, value = tf.convert_to_tensor(average), tf.convert_to_tensor(weight)
-            distance = before - value
+            distance, share = before - value, shares[average.dtype]
             if not weight.trainable:
                 # A variable that is not trained may be infinite, such as a mask; inf - inf is NaN.
                 distance = tf.where(tf.equal(value, before), tf.zeros_like(value), distance)
             if average.dtype == tf.bfloat16:  # GPUs have no kernel for it
-                average.assign_sub(shares[average.dtype] * distance, read_value=False)
-                return
-            tf.raw_ops.ResourceApplyGradientDescent(
-                var=average.handle, alpha=shares[average.dtype], delta=distance
-            )
+                average.assign_sub(share * distance, read_value=False)
+            else:
+                apply = tf.raw_ops.ResourceApplyGradientDescent
+                apply(var=average.handle, alpha=share, delta=distance)
 
-        def move_all(_: tf.Variable) -> None:
+        def move_all() -> None:
             for pair in pairs:
                 move(*pair)
 
-        pairs = list(zip(self.variables, self._weights, strict=True))
         change = self._strategy.extended.update
         if compiler.is_on:  # as one piece on each replica
-            piece = lambda first: compiler(functools.partial(move_all, first))  # noqa: E731
-            change(self.variables[0], piece, group=False)
-            return
-        for average, weight in pairs:
-            change(average, move, args=(weight,), group=False)
+            change(self.variables[0], lambda _: compiler(move_all), group=False)
+        else:
+            for average, weight in pairs:
+                change(average, move, args=(weight,), group=False)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -139,3 +136,20 @@ class WeightAverages:
     def _copies(self, variable: Any) -> tuple[tf.Variable, ...]:
         """Returns the copy of each replica of this worker."""
         return self._strategy.experimental_local_results(variable)
+
+
+def weights_of(what: str, part: Any) -> list[tf.Variable]:
+    """Returns the weights of a model or layer, or a list of variables itself, for `average`."""
+    variables = part.weights if isinstance(part, keras.layers.Layer) else part
+    if not isinstance(variables, list | tuple) or not variables:
+        raise ConfigError(f"update.average: {what} must have weights, got {part!r:.80}.")
+    return [v.value if isinstance(v, keras.Variable) else v for v in variables]
+
+
+def move_towards(variable: tf.Variable, source: tf.Tensor, share: tf.Tensor) -> tf.Operation:
+    """Moves a variable by a share of the distance to a source; counters become the source."""
+    source, before = tf.cast(source, variable.dtype), tf.convert_to_tensor(variable)
+    if variable.dtype.is_floating:
+        moved = before + tf.cast(share, variable.dtype) * (source - before)
+        source = tf.where(tf.equal(share, 1) | tf.equal(source, before), source, moved)
+    return variable.assign(source)

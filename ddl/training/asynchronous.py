@@ -35,8 +35,8 @@ from ddl.errors import ConfigError, WorkerLost
 from ddl.output import say
 from ddl.random import batch_counter
 from ddl.step.loss import Loss
-from ddl.step.order_of_sums import fixed_order_of_sums
 from ddl.step.state import TrainingState
+from ddl.step.sums import fixed_order_of_sums
 from ddl.step.train_step import TrainStep
 from ddl.training.device_errors import device_errors
 

@@ -20,7 +20,6 @@ from ddl.optimizers.groups import Optimizers, by_name, groups_by_name
 from ddl.precision import LossScale
 from ddl.random import hashed
 from ddl.step import gradients as gradient_path
-from ddl.step.all_reduce import AllReduce
 from ddl.step.compiled import Compiler
 from ddl.step.global_gradient import GlobalGradient
 from ddl.step.gradients import Limit
@@ -30,6 +29,7 @@ from ddl.step.planning import Plan, plan_built_in, plan_own
 from ddl.step.probes import Probes
 from ddl.step.remat import Remat, recomputed
 from ddl.step.sharding import sharding_of
+from ddl.step.sums import AllReduce
 from ddl.step.train_step import TrainStep
 from ddl.step.weight_average import ExponentialMovingAverage, WeightAverages
 from ddl.tasks.parts import layers_of

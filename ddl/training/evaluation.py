@@ -19,8 +19,8 @@ from ddl.metrics import OfAllOutputs
 from ddl.metrics.of_all_outputs import checked_corpus_metrics
 from ddl.step.compiled import Compiler
 from ddl.step.loss import Loss
-from ddl.step.order_of_sums import fixed_order_of_sums
 from ddl.step.state import TrainingState
+from ddl.step.sums import fixed_order_of_sums
 from ddl.step.weight_average import WeightAverages
 from ddl.training.asynchronous import CoordinatedEvaluation, sums_of
 from ddl.training.device_errors import device_errors

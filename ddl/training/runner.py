@@ -158,7 +158,7 @@ class LoopRunner:
         plan = self._update.plan
         for name, optimizer in self._update.optimizers.items():
             if (times := plan.applied[name].times) is not None:
-                check_counts(optimizer, max(self.step - plan.frozen_until(name), 0) * times)
+                check_counts(optimizer, max(self.step - plan.applied[name].frozen_until, 0) * times)
 
     # ------------------------------------------------------------ figures
 
@@ -181,7 +181,8 @@ class LoopRunner:
             # the weights: these may depend on the model and be 0 for a while.
             epoch = next(iter(self._update.pipelines.values())).steps_per_epoch
             text = f"All examples of the updates {first + 1:,} to {self.step:,} have weight 0"
-            spared = self._weight_seen or self._update.task_weighs
+            weighs = any(x.training.weighs for x in self._update.plan.losses.values())
+            spared = self._weight_seen or weighs
             if not spared and epoch is not None and self.step >= epoch:
                 raise DataError(f"{text} in feature 'weight'. Give some a positive weight.")
             logging.warning("%s, so the mean loss is NaN.", text)
@@ -193,7 +194,7 @@ class LoopRunner:
         """
         rates = {}
         for name, optimizer in self._update.optimizers.items():
-            frozen_until = self._update.plan.frozen_until(name)
+            frozen_until = self._update.plan.applied[name].frozen_until
             in_step = self._update.plan.applied[name].times == 1
             made = self.step - frozen_until if in_step else int(optimizer.iterations.numpy())
             is_frozen = bool(frozen_until) and self.step <= frozen_until

@@ -19,11 +19,11 @@ from ddl.data import BatchPipeline
 from ddl.errors import TrainingDiverged
 from ddl.layers import normalization
 from ddl.step import gradients as gradient_path
-from ddl.step import overflow, sharding, train_step
-from ddl.step.all_reduce import AllReduce
+from ddl.step import sharding, train_step
 from ddl.step.global_gradient import GlobalGradient
 from ddl.step.loss import Loss
 from ddl.step.overflow import KeptValues
+from ddl.step.sums import AllReduce
 from ddl.step.train_step import TrainStep
 from ddl.step.weight_average import WeightAverages
 from tests.contract import cases
@@ -129,7 +129,7 @@ def ignore_the_weights_of_examples(weighted, features, padding):
 
 @breaks(SKIPPED)
 def move_a_slot_in_a_skipped_update(patch):
-    apply, unless_overflow, skips = TrainStep.apply, train_step.unless_overflow, []
+    apply, restore, skips = TrainStep.apply, KeptValues.restore, []
 
     def mutated(self, *arguments, **others):
         (optimizer,) = self.optimizers.values()
@@ -139,11 +139,12 @@ def move_a_slot_in_a_skipped_update(patch):
         skips.append(lambda: self.strategy.run(lambda: [s.assign(s * 0.9) for s in slots]))
         return apply(self, *arguments, **others)
 
-    def skipping(strategy, finite, change, undo):
-        return unless_overflow(strategy, finite, change, lambda: (skips[-1](), undo())[1])
+    def moved(self):
+        skips[-1]()
+        restore(self)
 
     patch.setattr(TrainStep, "apply", mutated)
-    patch.setattr(train_step, "unless_overflow", skipping)
+    patch.setattr(KeptValues, "restore", moved)
 
 
 @breaks(SKIPPED, KeptValues, "restore")
@@ -153,14 +154,14 @@ def keep_the_moments_of_a_skipped_update(restore, *_):
 
 @breaks(ONE_OVERFLOW)
 def ask_the_first_replica_for_overflow(patch):
-    reduce, finite, own = AllReduce.__call__, overflow.each_finite, []
+    reduce, finite, own = AllReduce.__call__, GlobalGradient.finite, []
 
     def mutated(self, gradients, variables):
         own[:] = [self._strategy.experimental_local_results(gradient)[0] for gradient in gradients]
         return reduce(self, gradients, variables)
 
     patch.setattr(AllReduce, "__call__", mutated)
-    patch.setattr(overflow, "each_finite", lambda reduced: finite(own))
+    patch.setattr(GlobalGradient, "finite", lambda self, reduced: finite(self, own))
 
 
 @breaks(DRAWS, random, "counter_at")
@@ -204,8 +205,8 @@ def take_moments_of_padding(microbatch, self, *arguments, **others):
     return made
 
 
-@breaks(IMAGES, WeightAverages, "update")
-def never_move_the_averages(update, *_):
+@breaks(IMAGES, WeightAverages, "move")
+def never_move_the_averages(move, *_):
     return None
 
 

@@ -1,7 +1,6 @@
 """What makes the step fast, held without a clock: counts of traces, operations and fetches."""
 
 import collections
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -9,10 +8,6 @@ import pytest
 import tensorflow as tf
 
 import ddl
-from ddl import config
-from ddl.distribution.communication import Communication
-from ddl.distribution.workers import Workers
-from ddl.run import train
 from tests.conftest import make_strategy
 
 # Of the perceptron below. A change that needs more operations may raise these, knowing what they
@@ -22,8 +17,6 @@ MOST_OPERATIONS = {
     ("mirrored", 2, "auto"): 230,
     ("one_device", 1, False): 105,
 }
-# Of the step of configs/digits_cnn.gin, likewise.
-MOST_OPERATIONS_OF_CNN = {("one_device", 1): 315, ("mirrored", 2): 645}
 # Each costs three operations more in every step, besides what is computed of it.
 MOST_CARRIED = {
     ("one_device", 1, "auto"): 14,
@@ -68,20 +61,10 @@ def operations(trained):
 def test_one_microbatch_is_in_memory_at_a_time():
     """TensorFlow's default of 10 iterations at a time would keep the activations of all of them."""
     trained = trainer(make_strategy("one_device", 1), accumulation_steps=4)
-    loop = trained._runner.loop
-    graph = loop._concrete(trained.state).graph.as_graph_def()
-    bodies = {function.signature.name: function for function in graph.library.function}
-    loops = [
-        node
-        for function in bodies.values()
-        for node in function.node_def
-        if node.op in ("While", "StatelessWhile")
-        and not any(
-            each.op in ("While", "StatelessWhile")
-            for each in bodies[node.attr["body"].func.name].node_def
-        )
-    ]
-    assert [node.attr["parallel_iterations"].i for node in loops] == [1]
+    graph = trained._runner.loop._concrete(trained.state).graph.as_graph_def()
+    nodes = [*graph.node, *(n for function in graph.library.function for n in function.node_def)]
+    loops = [node for node in nodes if node.op in ("While", "StatelessWhile")]
+    assert sorted(node.attr["parallel_iterations"].i for node in loops) == [1, 10]
 
 
 @pytest.mark.parametrize(("name", "replicas", "data_on_device"), MOST_OPERATIONS)
@@ -98,18 +81,6 @@ def test_operations_of_a_step(name, replicas, data_on_device):
     ), counts
     assert carried <= MOST_CARRIED[name, replicas, data_on_device]
     assert not [kind for kind in counts if "PyFunc" in kind or kind in ("Print", "RemoteCall")]
-
-
-@pytest.mark.parametrize(("name", "replicas"), MOST_OPERATIONS_OF_CNN)
-def test_operations_of_a_step_of_the_digits_cnn(name, replicas):
-    """Of a whole config, as a run builds it."""
-    config.load([str(Path(__file__).parents[2] / "configs" / "digits_cnn.gin")], [])
-    placement = train.Placement(make_strategy(name, replicas), Communication())
-    trained = train.build(placement, Workers(placement.strategy))[1]
-    counts, _ = operations(trained)
-    assert counts["ResourceApplyKerasMomentum"] == len(trained.model.trainable_weights) * replicas
-    most = MOST_OPERATIONS_OF_CNN[name, replicas]
-    assert sum(counts.values()) - counts["Const"] <= most, counts
 
 
 @pytest.mark.parametrize(

@@ -72,27 +72,21 @@ def test_what_a_loop_over_the_examples_computes():
     """
     trainer = build(make_strategy("mirrored", 2), accumulation_steps=2)
     keras.utils.set_random_seed(7)
-    task = Clipped()
-    optimizer = keras.optimizers.SGD(0.5)
-    every = values(11)
+    task, optimizer, every = Clipped(), keras.optimizers.SGD(0.5), values(11)
+    trained = task.model.trainable_variables
     for batch in (slice(0, 8), slice(8, 11)):
         rows = {name: value[batch] for name, value in every.items()}
-        total, weights = None, 0.0
-        for place, weight in enumerate(rows.pop("weight").astype("f8")):
+        weights = rows.pop("weight").astype("f8")
+        total = [tf.zeros_like(v) for v in trained]
+        for place, weight in enumerate(weights):
             own = {name: value[place : place + 1] for name, value in rows.items()}
             with tf.GradientTape() as tape:
                 output = task.per_example(own, True)
                 mean = tf.reduce_sum(output.loss * output.weight) / tf.reduce_sum(output.weight)
                 loss = mean * weight
-            gradients = tape.gradient(loss, task.model.trainable_variables)
-            gradients = task.each([tf.convert_to_tensor(g) for g in gradients])
-            total = (
-                gradients
-                if total is None
-                else [a + b for a, b in zip(total, gradients, strict=True)]
-            )
-            weights += weight
-        optimizer.apply([g / weights for g in total], task.model.trainable_variables)
+            gradients = [tf.convert_to_tensor(g) for g in tape.gradient(loss, trained)]
+            total = [a + b for a, b in zip(total, task.each(gradients), strict=True)]
+        optimizer.apply([g / weights.sum() for g in total], trained)
     trainer.train(2)
     for one, other in zip(trainer.model.variables, task.model.variables, strict=True):
         np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=0, atol=1e-10)
@@ -109,63 +103,41 @@ def test_a_loss_scale_is_taken_out_before():
         np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
 
 
-def with_model(layers, each):
-    class Task:
-        def __init__(self):
-            self.model = keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(3)])
+class Given:
+    """A classifier with a given layer and `each`."""
 
-        def per_example(self, features, training):
-            logits = self.model(features["x"], training=training)
-            return ddl.PerExample(
-                tf.nn.sparse_softmax_cross_entropy_with_logits(features["label"], logits)
-            )
+    def __init__(self, each, *layers):
+        self.model = keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(3)])
+        self.each = each
 
-        def step(self, update, batch):
-            update.apply(update.gradients(self.per_example, batch, each=each))
+    def per_example(self, features, training):
+        logits = tf.cast(self.model(features["x"], training=training), tf.float32)
+        return ddl.PerExample(tf.reduce_sum(logits, axis=1) * 1e6)
 
-    set_precision("float64")
+    def step(self, update, batch):
+        update.apply(update.gradients(self.per_example, batch, each=self.each))
+
+
+def given(each, *layers, **arguments):
+    rows = {"x": data(48)["x"].astype("f4")}
     with make_strategy("mirrored", 2).scope():
-        return ddl.Trainer(Task(), keras.optimizers.SGD(0.1), data(48), global_batch_size=16)
+        task, optimizer = Given(each, *layers), keras.optimizers.SGD(0.1)
+        return ddl.Trainer(task, optimizer, rows, global_batch_size=16, **arguments)
 
 
-def test_refuses_normalization_over_the_batch():
-    trainer = with_model([keras.layers.BatchNormalization(name="norm")], lambda own: own)
+def test_refuses_normalization_over_the_batch_and_other_shapes():
+    normalized = given(lambda own: own, keras.layers.BatchNormalization())
     with pytest.raises(ConfigError, match="does not go with BatchNormalization"):
-        trainer.trace()
-
-
-def test_refuses_other_shapes():
-    trainer = with_model([], lambda own: [tf.reduce_sum(g) for g in own])
-    with pytest.raises(ConfigError, match="with a tensor of the same shape"):
-        trainer.trace()
+        normalized.trace()
+    with pytest.raises(ConfigError, match="a tensor of the same shape for each"):
+        given(lambda own: [tf.reduce_sum(g) for g in own]).trace()
 
 
 def test_an_overflow_that_the_function_hides_skips_the_update():
     """tf.clip_by_value makes an infinity a 1."""
     set_precision("mixed_float16")
-
-    class Task:
-        def __init__(self):
-            self.model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
-
-        def per_example(self, features, training):
-            logits = tf.cast(self.model(features["x"], training=training), tf.float32)
-            return ddl.PerExample(tf.reduce_sum(logits, axis=1) * 1e6)
-
-        def step(self, update, batch):
-            clip = lambda own: [tf.clip_by_value(g, -1.0, 1.0) for g in own]  # noqa: E731
-            update.apply(update.gradients(self.per_example, batch, each=clip))
-
-    values = {"x": data(48)["x"].astype("f4")}
-    with make_strategy("mirrored", 2).scope():
-        trainer = ddl.Trainer(
-            Task(),
-            keras.optimizers.SGD(0.1),
-            values,
-            global_batch_size=16,
-            loss_scale=ddl.LossScale(1024.0),
-            max_skipped_updates=3,
-        )
+    clip = lambda own: [tf.clip_by_value(g, -1.0, 1.0) for g in own]  # noqa: E731
+    trainer = given(clip, loss_scale=ddl.LossScale(1024.0), max_skipped_updates=3)
     trainer.trace()
     state = trainer._runner.loop.run(trainer.state, 1)
     assert int(state.batches) - int(state.step) > 0

@@ -1,6 +1,7 @@
 """Misused verbs: refused before training, in an error that names the line and the remedy."""
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -11,7 +12,7 @@ from tests.conftest import make_strategy
 from tests.step.verbs.own_steps import data, perceptron, two_optimizers
 
 HERE = r"\n  raised in tests/step/verbs/test_misuse\.py:\d+\n    "
-OUTSIDE = tf.Variable(0.0)
+OUTSIDE, ROWS = tf.Variable(0.0), data(16)
 APART = []
 """A model that no attribute of the task leads to."""
 
@@ -46,21 +47,18 @@ class Task:
             tf.reduce_sum((self.model(features["x"]) - APART[0](features["x"])), 1)
         )
 
-    def wrong_key(self, features, training):
-        return ddl.PerExample(self.model(features["lable"])[:, 0])
-
     def step(self, update, batch):
         self.own_step(self, update, batch)
 
 
-def trainer(step, optimizer=None, **attributes):
+def trainer(step, optimizer=None, data=None, **attributes):
     set_precision("float64")
     strategy = make_strategy("one_device", 1)
     with strategy.scope():
         APART[:] = [perceptron(6, 3)]
         task = Task(step, **{k: v() if callable(v) else v for k, v in attributes.items()})
         optimizer = optimizer or keras.optimizers.SGD(0.1)
-        return ddl.Trainer(task, optimizer, data(16), global_batch_size=8, strategy=strategy)
+        return ddl.Trainer(task, optimizer, data or ROWS, global_batch_size=8, strategy=strategy)
 
 
 def minimize(t, u, b):
@@ -82,6 +80,19 @@ def python_if(t, u, b):
         minimize(t, u, b)
 
 
+def tensorflow_draws(t, u, b):
+    minimize(t, u, b)
+    u.when(u.step > 0, lambda: t.memory.rows.assign(tf.random.normal([4])))
+
+
+TWO = {"one": data(16), "other": {**data(16), "z": np.ones(16)}}
+
+
+def of_each_source(t, u, b):
+    for one in b.values():
+        minimize(t, u, one)
+
+
 def of_a_branch(t, u, b):
     inside = []
     u.when(u.step > 0, lambda: inside.append(gradients(t, u, b).norm()))
@@ -89,32 +100,28 @@ def of_a_branch(t, u, b):
 
 
 MISUSED = {
-    "a verb": (lambda t, u, b: u.minimise(t.per_example, b), r"'minimise'.*mean minimize\?"),
     "a method": (lambda t, u, b: gradients(t, u, b).nrom(), "'nrom'. Did you mean norm"),
-    "a loss": (lambda t, u, b: u.minimize(t.per_exmaple, b), "'per_exmaple'. Did you mean per_ex"),
-    "a feature": (lambda t, u, b: u.minimize(t.per_example, b["x"]), r"cannot read batch\['x'\]"),
-    "no batch": (lambda t, u, b: u.minimize(t.per_example), "missing .* argument: 'batch'"),
     "order": (lambda t, u, b: u.minimize(b, t.per_example), "takes a batch.*after the function"),
     "a text": (lambda t, u, b: u.minimize("per_example", b), "a loss must be a function.*'per_ex"),
     "lambda": (lambda t, u, b: u.minimize(lambda f, training: 0, b), "with a name of letters"),
     "a model": (lambda t, u, b: u.minimize(t.per_example, b, "model"), "a Keras model.*'model'"),
     "optimizer": (lambda t, u, b: u.minimize(t.per_example, b, optimizer="a"), "no optimizer 'a'"),
-    "apply": (lambda t, u, b: u.apply([1.0]), r"update.apply takes the result of update.gradients"),
     "decay": (lambda t, u, b: u.average(t.slow, of=t.model, decay=1.0), "to below 1, got 1.0"),
     "shared": (lambda t, u, b: u.average(t.model, of=t.model, decay=0.9), "none of them shared"),
     "condition": (lambda t, u, b: u.when(u.step, lambda: None), "update.when takes a bool scalar"),
     "if": (python_if, "uses a tensor where Python needs a value.*update.when"),
-    "other variables": (
-        lambda t, u, b: gradients(t, u, b) + gradients(t, u, b).of(t.model.layers[0]),
-        "gradients of the same variables alone",
-    ),
     "product": (lambda t, u, b: gradients(t, u, b) * gradients(t, u, b), "by a scalar alone"),
-    "map": (lambda t, u, b: gradients(t, u, b).map(lambda g, v: tf.norm(g)), r"return float64 \(6"),
+    "map": (
+        lambda t, u, b: gradients(t, u, b).map(lambda g, v: tf.norm(g)),
+        "a tensor of the same",
+    ),
+    "next": (
+        lambda t, u, b: u.when(u.step > 0, lambda: u.minimize(t.per_example, u.next(b))),
+        "update.next must read as many batches each time",
+    ),
     "draws": (
-        lambda t, u, b: u.gradients(
-            t.per_example, b, same_draws_as=gradients(t, u, b) + gradients(t, u, b)
-        ),
-        "of one pass, not of a sum",
+        lambda t, u, b: u.gradients(t.per_example, b, same_draws_as=gradients(t, u, b) * 2.0),
+        "same_draws_as must be a result of update.gradients",
     ),
     "moved": (within_moved, "Call update.apply after update.moved"),
     "tf.cond": (
@@ -122,10 +129,6 @@ MISUSED = {
         "must be called in the step itself",
     ),
     "a new variable": (lambda t, u, b: tf.Variable(0.0), "step must not make variables"),
-    "a feature that is not there": (
-        lambda t, u, b: u.minimize(t.wrong_key, b),
-        r"raised KeyError\('lable'\); the features of the data are label, x",
-    ),
 }
 
 
@@ -166,11 +169,17 @@ REFUSED = {
         lambda t, u, b: u.minimize(t.apart, b, [*t.model.trainable_variables, *APART[0].weights]),
         *({}, "changes the variables .*kernel.*no attribute of the task leads to them"),
     ),
-    "gradients of a branch outside of it": (
-        of_a_branch,
-        {},
-        "uses a value of update.when outside of it",
+    "gradients of a branch outside of it": (of_a_branch, {}, "uses a value of update.when outside"),
+    "a draw of TensorFlow": (
+        *(tensorflow_draws, {}),
+        "step runs the operation RandomStandardNormal",
     ),
+    "all sources": (minimize, {"data": TWO}, "With several sources, pass one of them"),
+    "an idle source": (
+        lambda t, u, b: minimize(t, u, b["one"]),
+        *({"data": TWO}, "never uses the source 'other'"),
+    ),
+    "one loss of two forms": (of_each_source, {"data": TWO}, "or one has it for sources of other"),
 }
 
 
