@@ -310,33 +310,11 @@ def partners(values: Sequence[tf.Tensor], asking: str) -> Partners:
             f"number of rows in a microbatch, got {rows}. Set GLOBAL_BATCH_SIZE to a multiple of "
             f"2 × replicas × ACCUMULATION_STEPS."
         )
-    if current.pairing is not None:
-        return current.pairing(values, current.mask)
-    return _neighbours(values, current.mask)
-
-
-class HeldPartners:
-    """Finds partners in one pass, and gives the same to later passes, whatever they compute.
-
-    Attributes:
-      found: The partners that each call got, in the order of the calls.
-    """
-
-    def __init__(self, found: Sequence[Partners] | None = None):
-        """Takes what to give.
-
-        Args:
-          found: `found` of an earlier pass; None to record.
-        """
-        self.found: list[Partners] = list(found or [])
-        self._given = None if found is None else iter(found)
-
-    def __call__(self, values: Sequence[tf.Tensor], mask: tf.Tensor | None) -> Partners:
-        """Returns the given partners, or else finds and records them."""
-        if self._given is not None:
-            return next(self._given)
-        self.found.append(_neighbours(values, mask))
-        return self.found[-1]
+    found = _neighbours(values, current.mask)
+    if current.held is None:
+        return found
+    *held, mask = current.held([*found.values, found.mask], True)
+    return Partners(held, mask)
 
 
 def _neighbours(values: Sequence[tf.Tensor], mask: tf.Tensor | None) -> Partners:

@@ -46,9 +46,12 @@ def _moments(
     current = microbatch.current()
     if current is None:
         return type(layer)._moments(layer, inputs, mask)
-    if current.held_moments is not None:
-        return current.held_moments(layer, lambda: _in_trainer(layer, inputs, mask, current))
-    return _in_trainer(layer, inputs, mask, current)
+    found = _in_trainer(layer, inputs, mask, current)
+    if current.held is None:
+        return found
+    current.normalizing.append(layer)
+    mean, variance = current.held(found, False)
+    return mean, variance
 
 
 def _in_trainer(
@@ -64,7 +67,7 @@ def _in_trainer(
         each = current.rows_per_example(rows, f"Layer {layer.name!r}, in a batch with padding,")
         of_rows = current.mask if each == 1 else tf.repeat(current.mask, each)
         mask = of_rows if mask is None else mask & with_rank(of_rows, len(mask.shape))
-    is_alone = current.own_moments or current.held_moments is not None
+    is_alone = current.own_moments or current.held is not None
     over_replicas = not is_alone and tf.distribute.get_strategy().num_replicas_in_sync > 1
     axes = layer._reduction_axes
     if mask is None and not over_replicas and microbatch.is_compiled():

@@ -223,13 +223,11 @@ def check_kinds(output: PerExample, where: str) -> None:
         raise ConfigError(
             f"{where} must return metrics as a dict from name to values, got {metrics!r:.60}."
         )
-    for what, value in _tensors(output).items():
+    for what, value in tensors_of(output).items():
         dtype = value.dtype if tf.is_tensor(value) else tf.string
-        if not dtype.is_floating and (
-            what == "the loss" or not (dtype.is_integer or dtype.is_bool)
-        ):
+        if not dtype.is_floating and (what == "loss" or not (dtype.is_integer or dtype.is_bool)):
             raise ConfigError(
-                f"{where} must return {what} as a tensor of numbers, and losses of a floating "
+                f"{where} must return the {what} as a tensor of numbers, and losses of a floating "
                 f"dtype, got {value!r:.60}. Compute it with TensorFlow or keras.ops; cast losses: "
                 "tf.cast(…, tf.float32)."
             )
@@ -283,23 +281,23 @@ def check_dimensions(output: PerExample, other: PerExample, where: str) -> None:
     Raises:
       ConfigError: If one does.
     """
-    of_other = _tensors(other)
-    for what, value in _tensors(output).items():
+    of_other = tensors_of(other)
+    for what, value in tensors_of(output).items():
         one, two = tuple(value.shape), tuple(of_other[what].shape)
         if (one[0], two[0]) in zip(one[1:], two[1:], strict=False):
             raise ConfigError(
-                f"{where}: {what} has shape {one} for a batch of {one[0]} and {two} for a batch of "
-                f"{two[0]}, so its second dimension grows with the batch. It pairs each example "
-                "with all others, like broadcasting [batch, 1] against [batch]. Make both shapes "
-                "equal: tf.squeeze(model(x), -1) - label, or label[:, tf.newaxis]."
+                f"{where}: the {what} has shape {one} for a batch of {one[0]} and {two} for a "
+                f"batch of {two[0]}, so its second dimension grows with the batch. It pairs each "
+                "example with all others, like broadcasting [batch, 1] against [batch]. Make both "
+                "shapes equal: tf.squeeze(model(x), -1) - label, or label[:, tf.newaxis]."
             )
 
 
-def _tensors(output: PerExample) -> dict[str, Any]:
-    """Returns the tensors of an output by the names that errors use."""
-    metrics = {f"the metric {name!r}": v for name, v in tensors_by_name(output.metrics).items()}
-    weight = {} if output.weight is None else {"the weight": output.weight}
-    return {"the loss": output.loss, **weight, **metrics}
+def tensors_of(output: PerExample) -> dict[str, Any]:
+    """Returns the tensors of an output by the names that errors use, after "the"."""
+    metrics = {f"metric {name!r}": v for name, v in tensors_by_name(output.metrics).items()}
+    weight = {} if output.weight is None else {"weight": output.weight}
+    return {"loss": output.loss, **weight, **metrics}
 
 
 def _check_distinct(names: Sequence[str], where: str) -> None:

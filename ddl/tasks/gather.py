@@ -13,7 +13,7 @@ fewer of them on more replicas, and computes something else. `gather` gives it t
 The check of row independence holds what was gathered: a loss may depend on other rows only so.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
@@ -186,27 +186,3 @@ def _checked(value: Any, rows: int) -> tf.Tensor:
     if not (tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool):
         raise ConfigError(f"ddl.gather takes tensors of numbers or bool, got {tensor.dtype.name}.")
     return tensor
-
-
-class HeldRows:
-    """Gathers rows in one pass, and gives the same to later ones, whatever they compute.
-
-    Attributes:
-      gathered: Rows of each call, in the order of the calls.
-    """
-
-    def __init__(self, gathered: Sequence[Gathered] | None = None):
-        """Takes what to give.
-
-        Args:
-          gathered: `gathered` of an earlier pass; None to record.
-        """
-        self.gathered: list[Gathered] = list(gathered or [])
-        self._given = None if gathered is None else iter(gathered)
-
-    def __call__(self, tensors: list[tf.Tensor], current: Microbatch) -> Gathered:
-        """Gathers (`Gathering`)."""
-        if self._given is not None:
-            return next(self._given)
-        self.gathered.append(own_rows(tensors, current))
-        return self.gathered[-1]
