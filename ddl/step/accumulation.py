@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from ddl.distribution.devices import local_devices
 from ddl.distribution.path import path_of
-from ddl.step.rows import has_rows
 
 # ResourceHandle::ANONYMOUS_NAME of TensorFlow: each execution creates a new variable. A name drawn
 # at trace time would be shared by all workers of parameter servers, which share a trace.
@@ -41,7 +40,7 @@ def over_microbatches(
     start = strategy.run(zeros)
     like = strategy.experimental_local_results(start)[0]
     in_variables = len(local_devices(strategy)) > 1 and path_of(strategy).sums_on_devices
-    if not in_variables or has_rows(like):
+    if not in_variables:
         return tf.while_loop(
             lambda index, so_far: index < microbatches,
             lambda index, so_far: (index + 1, one(index, so_far)),

@@ -29,7 +29,7 @@ from ddl.step.compiled import Compiler
 from ddl.step.loss import Loss
 from ddl.step.moving_statistics import Statistics
 from ddl.step.overflow import all_finite
-from ddl.step.rows import added, dense_if_compiled, gradient_sums, has_rows
+from ddl.step.rows import dense_if_compiled, gradient_sums
 from ddl.step.sharding import InShares, Sharding
 from ddl.step.state import OfExample, Pass, StepBatch
 from ddl.tasks.gather import refuse_microbatches
@@ -129,18 +129,23 @@ class GlobalGradient:
             self._check_each(loss)
         tables = loss.training.tables if self.microbatches > 1 else {}
         size = self.pipelines[made.batch.source].global_batch_size
-        form = gradient_sums(variables, tables, size, self.strategy)
+        form = gradient_sums(variables, tables, size, self.microbatches, self.strategy)
         length = loss.training.metrics.size + (made.each is not None)
 
         def one(own: Pass, index: tf.Tensor | int, so_far: Any) -> Any:
-            values = self._of_microbatch(loss, variables, own, index)
-            return values if self.microbatches == 1 else form.next(so_far, values)
+            gradients, sums = self._of_microbatch(loss, variables, own, index)
+            if self.microbatches == 1:
+                return gradients, sums
+            values = form.summands(gradients, index), sums
+            return values if so_far is None else tf.nest.map_structure(tf.add, so_far, values)
 
         def zeros() -> tuple[list[Any], tf.Tensor]:
             return form.zeros(), tf.zeros([length], tf.float64)
 
         gradients, sums = self._over_microbatches(one, made, zeros)
-        return form.as_gradients(gradients), sums
+        if any(form.rows):
+            gradients = self.strategy.run(form.gradients, args=(gradients,))
+        return gradients, sums
 
     def sums(self, loss: Loss, made: Pass) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the weighted sums of a loss over the examples; arguments as in `__call__`.
@@ -178,10 +183,8 @@ class GlobalGradient:
         """
 
         def on_replica(own: Batch, place: tf.Tensor | int, index: Any, so_far: Any) -> Any:
-            inside = None if has_rows(so_far) else so_far  # XLA takes no growing tensors
             of_replica = made._replace(batch=StepBatch(made.batch.source, place, own))
-            values = self.compiler.of_pass(lambda: one(of_replica, index, inside))
-            return values if inside is so_far else added(so_far, values)
+            return self.compiler.of_pass(lambda: one(of_replica, index, so_far))
 
         def run(index: tf.Tensor | int, so_far: Any) -> Any:
             given = made.batch.batch, made.batch.place, index, so_far
