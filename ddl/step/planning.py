@@ -20,10 +20,10 @@ from ddl.errors import ConfigError
 from ddl.optimizers.groups import Group, assign
 from ddl.random import batch_counter
 from ddl.step.effects import (
-    Generators,
     check_python_draws,
     check_stateless,
     check_writes,
+    states_of_generators,
     written_in,
 )
 from ddl.step.global_gradient import Reduced
@@ -181,10 +181,9 @@ def plan_own(
     """
     name = type(task).__name__
     rehearsal = _Rehearsal(task, list(groups), loss_of, strategy, pipelines)
-    generators = Generators(task)
-    before = generators.states()
+    before = states_of_generators(task)
     graph = rehearsal.graph()
-    if generators.states() != before:
+    if states_of_generators(task) != before:
         check_python_draws(f"{name}.step", task, rehearsal.graph)
     check_stateless(f"{name}.step", graph)
     layers = layers_of(task)

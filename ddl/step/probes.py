@@ -40,15 +40,15 @@ from ddl.layers.normalization import take_over_moments
 from ddl.microbatch import Microbatch, without_traces_of_the_user
 from ddl.random import batch_counter
 from ddl.step.effects import (
-    Generators,
     check_python_draws,
     check_stateless,
     check_writes,
     moved_in,
+    states_of_generators,
     written_in,
 )
 from ddl.step.loss import Form, Loss
-from ddl.step.metric_sums import MetricSums, check_dimensions, tensors_of
+from ddl.step.metric_sums import MetricSums, check_dimensions, check_output, tensors_of
 from ddl.step.moving_statistics import allow_replica_writes, restoring
 from ddl.step.rows import tables_in
 from ddl.tasks.gather import Gathered, positions_of
@@ -79,27 +79,22 @@ class _Pass(NamedTuple):
     microbatch: Microbatch
 
 
+@dataclasses.dataclass(eq=False)
 class Probes:
-    """Probes the losses of a task. Eager, cross-replica context."""
+    """Probes the losses of a task. Eager, cross-replica context.
 
-    def __init__(
-        self,
-        task: Task,
-        strategy: tf.distribute.Strategy,
-        optimizers: Sequence[keras.optimizers.Optimizer],
-    ):
-        """Keeps the arguments; traces nothing.
+    Attributes:
+      task: The task.
+      strategy: The strategy.
+      optimizers: Optimizers whose variables checkpoints hold.
+    """
 
-        Args:
-          task: The task.
-          strategy: The strategy.
-          optimizers: Optimizers whose variables checkpoints hold.
-        """
-        self._task = task
-        self._strategy = strategy
-        self._optimizers = optimizers
-        self._rows: dict[int, _Features] = {}
-        self._read: set[str] = set()  # features named like weights that any loss has read
+    task: Task
+    strategy: tf.distribute.Strategy
+    optimizers: Sequence[keras.optimizers.Optimizer]
+    _rows: dict[int, _Features] = dataclasses.field(default_factory=dict)
+    # Features named like weights that any loss has read.
+    _read: set[str] = dataclasses.field(default_factory=set)
 
     def form(self, loss: Loss, pipeline: BatchPipeline, training: bool) -> Form:
         """Probes a loss for training or for evaluation.
@@ -109,10 +104,10 @@ class Probes:
           DataError: If the data cannot be read.
           Exception: Any error of the task.
         """
-        probe = Probe(self._task, self._strategy, loss, pipeline, training, self._read)
-        with self._strategy.scope(), without_traces_of_the_user():
+        probe = Probe(self.task, self.strategy, loss, pipeline, training, self._read)
+        with self.strategy.scope(), without_traces_of_the_user():
             probe.build()
-            first = probe.first(self._optimizers)
+            first = probe.first(self.optimizers)
             graph, current = first.function.graph, first.microbatch
             placing: Mapping[Any, int] | None = None if current.drawn else {}
             if current.rows == _EIGHT:
@@ -121,7 +116,7 @@ class Probes:
                     drawn = few.microbatch.drawn or {}, current.drawn or {}
                     placing = draws.placing(*drawn, _FOUR, _EIGHT)
                     check_dimensions(first.output, few.output, loss.where)
-                    if not traits_of(self._strategy).asynchronous:
+                    if not traits_of(self.strategy).asynchronous:
                         probe.check_rows(first, few, self._examples(pipeline))
                 except DdlError:
                     raise
@@ -130,7 +125,7 @@ class Probes:
                     logging.warning("%s: the check of rows could not run: %s", loss.where, reason)
         normalizing = {id(layer) for layer in current.normalizing}  # others are as in an evaluation
         kind = keras.layers.BatchNormalization
-        every = layers_of(self._task)
+        every = layers_of(self.task)
         return Form(
             metrics=MetricSums(first.output, loss.where),
             entries=math.prod(first.output.loss.shape[1:]),
@@ -139,7 +134,7 @@ class Probes:
             tables=tables_in(graph, current.rows),
             layers=[x for x in every if not isinstance(x, kind) or id(x) in normalizing],
             placing=placing,
-            moved=moved_in(graph, self._task) if training else (),
+            moved=moved_in(graph, self.task) if training else (),
         )
 
     def _examples(self, pipeline: BatchPipeline) -> _Features:
@@ -221,10 +216,8 @@ class Probe:
 
         layers = layers_of(self.task)
         if not all(layer.built for layer in layers):
-            for way in (run, lambda: self.strategy.run(run)):  # then in replica context
-                with suppress(Exception), restoring(variables_of([self.task, *layers])):
-                    way()  # the traces that follow raise the errors of the task
-                    break
+            with suppress(Exception), restoring(variables_of([self.task, *layers])):
+                run()  # the traces that follow raise the errors of the task
             self.kept.clear()
         layers = layers_of(self.task)
         take_over_moments(layers)
@@ -237,8 +230,7 @@ class Probe:
           ConfigError: If it draws by Python, or writes a variable that no checkpoint holds.
         """
         where, names = self.loss.where, sorted(self.specs(1))
-        generators = Generators(self.task)
-        before, rows = generators.states(), _EIGHT
+        before, rows = states_of_generators(self.task), _EIGHT
         try:
             first = self.traced(rows)
         except ConfigError:
@@ -258,7 +250,7 @@ class Probe:
                 "%s takes %d rows alone, so the check of rows did not run.", where, rows
             )
         graph = first.function.graph
-        if generators.states() != before:
+        if states_of_generators(self.task) != before:
             check_python_draws(where, self.task, lambda: self.traced(rows).function.graph)
         check_writes(where, graph, self.task, optimizers, self.strategy)
         check_stateless(where, graph)
@@ -283,7 +275,7 @@ class Probe:
             current = self.microbatch(rows, total or rows, mask)
             with tf.variable_creator_scope(_refusing(loss)), current.forward():
                 output = loss.function(dict(features), self.training)
-            loss.check(output, rows)
+            check_output(output, loss.where, rows)
             names = names_resembling_weight(features)
             weights = {name: features[name] for name in names if name not in self.read}
             check_read(weights, type(self.task).__name__, output)

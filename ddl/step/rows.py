@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from ddl.errors import ConfigError
 from ddl.layers.broadcasting import with_rank
 from ddl.microbatch import is_compiled
 from ddl.step.gradients import Gradient
@@ -132,24 +131,12 @@ class GradientSums:
         Args:
           gradients: The gradients of the microbatch.
           index: Number of the microbatch.
-
-        Raises:
-          ConfigError: If a gradient has more rows than there is room for.
         """
         found: list[Any] = list(gradients)
         for place, (gradient, rows) in enumerate(zip(gradients, self.rows, strict=True)):
             if rows:
-                given = getattr(gradient, "indices", gradient).shape[0]
-                if not isinstance(gradient, tf.IndexedSlices) or given is None or given > rows:
-                    raise ConfigError(
-                        f"The gradient of the table {self.variables[place].path} must have at most "
-                        f"{rows} rows in a microbatch, as in the first look at the loss, got "
-                        f"{given}. Set ACCUMULATION_STEPS = 1."
-                    )
-                indices = tf.cast(gradient.indices, tf.int64)
-                found[place] = tuple(
-                    self._in_its_room(x, rows, index) for x in (gradient.values, indices)
-                )
+                both = gradient.values, tf.cast(gradient.indices, tf.int64)
+                found[place] = tuple(self._in_its_room(x, rows, index) for x in both)
         return found
 
     def _in_its_room(self, values: tf.Tensor, rows: int, index: tf.Tensor | int) -> tf.Tensor:

@@ -331,9 +331,7 @@ class TrainStep:
 
         with tf.name_scope("ddl_update"):
             if self.sharding is not None:
-                return apply_to_shares(
-                    *(self.sharding, values, factor, variables, parts, clip, step, self.compiler)
-                )
+                return apply_to_shares(self.sharding, values, factor, variables, parts, clip, step)
             # `with_each_row_once` has merged the rows.
             with refusing_reductions(self.strategy), by_kernels(optimizers):
                 if any(part.frozen_until for part in parts):

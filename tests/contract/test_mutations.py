@@ -54,7 +54,7 @@ def divide_by_the_replicas_own_size(patch: Patch) -> None:
 
     def mutated(self, *arguments):
         initialize(self, *arguments)
-        self._global_batch_size //= self._replicas
+        self.global_batch_size //= self.replicas
 
     patch.setattr(Loss, "__init__", mutated)
 

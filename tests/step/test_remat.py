@@ -126,9 +126,3 @@ class Each(ddl.Classification):
 def test_what_cannot_be_computed_again_is_refused(model, remat, task, message):
     with pytest.raises(ConfigError, match=message):
         make(model, ("one_device", 1), ddl.Remat(remat), task=task).train(1, progress=False)
-
-
-@pytest.mark.parametrize("layers", [(), "", [3]])
-def test_patterns_must_be_texts(layers):
-    with pytest.raises(ConfigError, match="Remat.layers must be a pattern"):
-        ddl.Remat(layers)
