@@ -53,11 +53,17 @@ def nested():
     return keras.Model(image, keras.layers.Dense(3, name="logits")(x))
 
 
+def block(*layers):
+    inner = keras.Sequential([layer() for layer in layers], name="block")
+    return keras.Sequential([keras.Input((6, 6, 1)), keras.layers.Flatten(), inner])
+
+
 def normalized():
-    layers = [keras.layers.Dense(5), keras.layers.BatchNormalization()]
-    return keras.Sequential(
-        [keras.Input((6, 6, 1)), keras.layers.Flatten(), keras.Sequential(layers, name="block")]
-    )
+    return block(lambda: keras.layers.Dense(5), keras.layers.BatchNormalization)
+
+
+def penalized():
+    return block(lambda: keras.layers.Dense(5, activity_regularizer="l2"))
 
 
 def make(model, place, remat, task=ddl.Classification, **arguments):
@@ -120,6 +126,7 @@ class Each(ddl.Classification):
     [
         (nested, "blok_*", ddl.Classification, "'blok_.' matches none.*block_0"),
         (normalized, "block", ddl.Classification, "'block', which holds BatchNormalization"),
+        (penalized, "block", ddl.Classification, "A layer adds a loss"),
         (nested, "block_*", Each, "with `each` does not go with Trainer.remat"),
     ],
 )
