@@ -94,13 +94,11 @@ def compiling(monkeypatch):
 
 def test_auto_goes_without_and_says_so(compiling, caplog):
     made = trainer(lambda: Warped(name="warp"), jit_compile="auto", eval_data=DATA)
-    loss = made.train(2)["loss"]
+    made.train(2)
     made.evaluate()
     texts = [record.getMessage() for record in caplog.records]
     said = [text for text in texts if "ImageProjectiveTransformV3" in text]
     assert [text.split()[0] for text in said] == ["Training", "Evaluation"]
-    plain = trainer(lambda: Warped(name="warp"), jit_compile="off").train(2)["loss"]
-    assert loss == pytest.approx(plain, rel=1e-6)
 
 
 def test_compiles_on_gpus_alone_unless_asked(monkeypatch):
@@ -126,23 +124,12 @@ def pieces(made):
     return [f.signature.name for f in functions if f.attr["_XlaMustCompile"].b]
 
 
-def test_pieces():
-    """The loop's condition, and an update of one replica, or else four parts of it.
-
-    These are forward and backward, update, average; and the sums, once for all replicas.
-    """
-    arguments = {"clip_norm": 1.0, "weight_average": ddl.ExponentialMovingAverage()}
-    assert len(pieces(trainer(keras.layers.Flatten, **arguments))) == 1 + 1
-    two = trainer(keras.layers.Flatten, make_strategy("mirrored", 2), **arguments)
-    assert len(pieces(two)) == 1 + 3 * 2 + 1
-    assert not pieces(trainer(keras.layers.Flatten, jit_compile="auto"))
-
-
 def test_the_update_is_compiled_where_a_layer_communicates(compiling):
     set_precision("float64")
     arguments = {"clip_norm": 0.1, "weight_average": ddl.ExponentialMovingAverage()}
     strategy = make_strategy("mirrored", 2)
     found, plain = (trainer(normalization, strategy, x, **arguments) for x in ("auto", "off"))
+    # The loop's condition, update and average of each replica, and the sums; no passes.
     assert len(pieces(found)) == 1 + 2 * 2 + 1
     assert not pieces(plain)
     for one in (found, plain):

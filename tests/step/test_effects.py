@@ -110,14 +110,6 @@ def test_a_step_must_not_write_one_either():
         tried(lambda: WithStep(lambda task: seen.assign_add(1.0)))
 
 
-class Module(tf.Module):
-    """Holds an item."""
-
-    def __init__(self, item):
-        super().__init__()
-        self.item = item
-
-
 def of_metric():
     metric = keras.metrics.Mean()
 
@@ -130,7 +122,6 @@ def of_metric():
 
 HOLDS = {
     "list in a dict": lambda item: {"items": {"first": [item]}},
-    "module": lambda item: {"item": Module(item)},
     "nested task": lambda item: {"other": Task(None, item=item)},
 }
 

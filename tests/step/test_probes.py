@@ -47,16 +47,16 @@ def plain_model() -> keras.Model:
     return keras.Sequential([keras.Input((6,)), keras.layers.Dense(4)])
 
 
-def check(task, strategy=None, batch=16, modes=(True, False), data=DATA):
+def check(task, strategy=None, data=DATA):
     strategy = strategy or tf.distribute.get_strategy()
-    pipeline = BatchPipeline(Source(data), batch)
+    pipeline = BatchPipeline(Source(data), 16)
     probes = Probes(task, strategy, [])
     loss = Loss(
-        *(task, task.per_example, "", batch),
+        *(task, task.per_example, "", 16),
         lambda loss, training: probes.form(loss, pipeline, training),
         strategy.num_replicas_in_sync,
     )
-    for training in modes:
+    for training in (True, False):
         loss.form(training)
 
 
@@ -117,20 +117,6 @@ class Jitter(keras.layers.Layer):
         return inputs + tf.cast(ddl.random.normal(self, inputs.shape), inputs.dtype)
 
 
-class Twice(keras.layers.Layer):
-    """A layer of moments called more than once, and one that is traced apart by its author."""
-
-    def __init__(self):
-        super().__init__()
-        self.normalization = keras.layers.BatchNormalization(synchronized=True)
-        self.dropout = keras.layers.Dropout(0.5)
-
-    @tf.function
-    def call(self, inputs, training=False):
-        once = self.normalization(inputs, training=training)
-        return self.dropout(self.normalization(once**2, training=training), training=training)
-
-
 class Counting(keras.layers.Layer):
     """Writes variables in its forward pass, of which the next pass depends."""
 
@@ -164,7 +150,6 @@ ROW_BY_ROW = {
     "drawing": ("image", images(lambda: L.Dropout(0.5), Jitter, lambda: L.RandomFlip())),
     "recurrent": ("token", tokens(lambda: L.LSTM(8, dropout=0.2, recurrent_dropout=0.2))),
     "attention": ("token", tokens(Attention, L.Flatten)),
-    "twice": ("image", images(Twice)),
     "counting": ("image", images(Counting)),
 }
 
@@ -268,14 +253,3 @@ def test_so_is_a_dependence_behind_a_gate_that_starts_at_zero():
     with pytest.raises(ConfigError, match="must not depend on other examples"):
         check(Embedding(model, lambda y, features, training: square(y)))
     assert not np.any(model.layers[0].gate.numpy())
-
-
-def gathered_negatives(y, features, training):
-    others = ddl.gather(y)
-    logits = y @ tf.transpose(others.rows)
-    logits = tf.where(others.mask, logits, logits.dtype.min)
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(others.own, logits)
-
-
-def test_a_loss_may_depend_on_gathered_rows():
-    check(Embedding(plain_model(), gathered_negatives))

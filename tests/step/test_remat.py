@@ -94,26 +94,17 @@ def products(trainer):
 @pytest.mark.parametrize(
     ("model", "pattern", "place", "arguments"),
     [
-        (nested, "block_*", ("mirrored", 2), {"clip_norm": 0.5}),
-        (Subclassed, "branch_*", ("one_device", 1), {"accumulation_steps": 2}),
+        (nested, "block_*", ("one_device", 1), {"jit_compile": "on"}),
+        (Subclassed, "branch_*", ("mirrored", 2), {"accumulation_steps": 2}),
     ],
 )
 def test_updates_are_the_same(model, pattern, place, arguments):
     set_precision("float64")
-    recomputing, plain = (
-        make(model, place, remat, **arguments) for remat in (ddl.Remat(pattern), None)
-    )
+    recomputing = make(model, place, ddl.Remat(pattern), **arguments)
+    plain = make(model, place, None, **arguments | {"jit_compile": "off"})
     for one, other in zip(weights(recomputing), weights(plain), strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-10)
     assert products(recomputing) > products(plain)
-
-
-def test_compiled_updates_are_the_same():
-    set_precision("float64")
-    place = ("one_device", 1)
-    recomputing = make(nested, place, ddl.Remat("block_*"), jit_compile="on")
-    for one, other in zip(weights(recomputing), weights(make(nested, place, None)), strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-10)
 
 
 class Each(ddl.Classification):

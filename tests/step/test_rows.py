@@ -132,7 +132,6 @@ def test_rows_add_up_on_several_gpus():
         np.testing.assert_allclose(value, expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.usefixtures("gpu_path")
 def test_a_compiled_update_with_dense_gradients_computes_the_same():
     """XLA merges no rows; a dense gradient costs nothing where the optimizer moves all rows."""
     place, adam = ("one_device", 1), keras.optimizers.Adam
