@@ -1,11 +1,12 @@
 """Probes of a loss on a few rows of the data, before the update is traced.
 
 The loss is traced for 8 and for 4 rows, which builds the model's variables and gives the layout of
-the metric sums. It then runs three times, with the rows' positions in the global batch:
+the metric sums. It then runs four times, with the rows' positions in the global batch:
 
-    rows 0 to 7                       the first run
-    the same, with 4 rows replaced    the other 4 must keep their values: same shapes, same bits
-    rows 0 to 3 alone                 must be those of the first run, to 1e-2
+    rows 0 to 7                            the first run
+    the same, with one half replaced       the others must keep their values: same shapes, same bits
+    the same, with the other half
+    rows 0 to 3 alone                      must be those of the first run, to 1e-2
 
 A replica computes its share of a batch, in microbatches, and pads the last batch of an epoch. A
 loss across examples (in-batch negatives, mining, a division by the largest of the batch or by the
@@ -57,9 +58,9 @@ from ddl.tasks.task import PerExample, Task, check_read, names_resembling_weight
 from ddl.user_code import message_of
 
 _EIGHT, _FOUR = 8, 4
-# Of these rows the neighbours, mirror images and rows half a batch away are replaced.
-_KEPT = [0, 3, 5, 6]
-_WITH_OTHERS = [0, 8, 9, 3, 10, 5, 6, 11]
+# Of the rows of one half the neighbours, mirror images and rows half a batch away lie in the other.
+_HALVES = {(0, 3, 5, 6): [0, 8, 9, 3, 10, 5, 6, 11], (1, 2, 4, 7): [8, 1, 2, 9, 4, 10, 11, 7]}
+"""The kept rows, and the rows with the others replaced: the largest is in one half."""
 _AT_ONE_SHAPE = {8: 1e-13, 4: 1e-5, 2: 1e-5}
 """Tolerated differences, relative to the largest value, by the bytes of the dtype.
 
@@ -322,7 +323,10 @@ class Probe:
         tolerance, eight = _tolerance(first.function.graph), np.arange(_EIGHT)
         with self._gates_open():
             values = of(first, eight)
-            found = _differences(values, of(first, _WITH_OTHERS), _KEPT, tolerance)
+            found: dict[str, str] = {}
+            for kept, rows_with_others in _HALVES.items():
+                with_others = of(first, rows_with_others)
+                found = found or _differences(values, with_others, kept, tolerance)
             found = found or _differences(values, of(few, eight[:_FOUR]), [0, 1, 2, 3], _AT_OTHERS)
             if found:
                 raise ConfigError(
