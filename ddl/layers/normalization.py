@@ -70,7 +70,8 @@ def _in_trainer(
     is_alone = current.own_moments or current.held is not None
     over_replicas = not is_alone and tf.distribute.get_strategy().num_replicas_in_sync > 1
     axes = layer._reduction_axes
-    if mask is None and not over_replicas and microbatch.is_compiled():
+    without_gradient = current.held is not None
+    if mask is None and not over_replicas and (microbatch.is_compiled() or without_gradient):
         return _moments_in_one_pass(inputs, axes)
     moving = layer.moving_mean, layer.moving_variance
     return batch_moments(inputs, axes, mask, moving, over_replicas)

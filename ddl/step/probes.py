@@ -210,17 +210,14 @@ class Probe:
 
         TensorFlow cannot make variables for several replicas while it traces.
         """
-
-        def run() -> None:
-            features = {k: tf.zeros(v.shape, v.dtype) for k, v in self.specs(_FOUR).items()}
-            current = self.microbatch(_FOUR, _FOUR, None)
-            with tf.variable_creator_scope(_made_outside), current.forward():
-                self.loss.function(features, self.training)
-
         layers = layers_of(self.task)
         if not all(layer.built for layer in layers):
-            with suppress(Exception), restoring(variables_of([self.task, *layers])):
-                run()  # the traces that follow raise the errors of the task
+            features = {k: tf.zeros(v.shape, v.dtype) for k, v in self.specs(_FOUR).items()}
+            outside = tf.variable_creator_scope(_made_outside)
+            unchanged = restoring(variables_of([self.task, *layers]))
+            # The traces that follow raise the errors of the task.
+            with suppress(Exception), unchanged, outside, self.microbatch(4, 4, None).forward():
+                self.loss.function(features, self.training)
             self.kept.clear()
         layers = layers_of(self.task)
         take_over_moments(layers)
@@ -339,8 +336,9 @@ class Probe:
             if first.microbatch.has_gathered:
                 padded, mask = self.traced(_EIGHT, padded=True), eight % 3 != 2
                 one = of(padded, eight, tf.constant(mask))
-                for place in [place for place in self.kept if place[0]]:
-                    self.kept[place] = [_with_other_padding(x, mask) for x in self.kept[place]]
+                for (gathers, _), kept_values in self.kept.items():
+                    for value in kept_values if gathers else ():
+                        value[~mask] = np.roll(value, 1, axis=0)[~mask]
                 two = of(padded, eight, tf.constant(mask))
                 found = _differences(one, two, [*eight[mask]], tolerance)
         if found:
@@ -377,11 +375,6 @@ class Probe:
             for variable in zeros:
                 variable.assign(tf.fill(variable.shape, tf.cast(0.02, variable.dtype)))
             yield
-
-
-def _with_other_padding(rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    kept = mask.reshape([-1] + [1] * (rows.ndim - 1))
-    return np.where(kept, rows, np.roll(rows, 1, axis=0))
 
 
 def _tolerance(graph: tf.Graph) -> float:

@@ -140,10 +140,11 @@ class GradientSums:
         return found
 
     def _in_its_room(self, values: tf.Tensor, rows: int, index: tf.Tensor | int) -> tf.Tensor:
-        rank = values.shape.rank
-        padded = tf.pad(values, [[0, rows - values.shape[0]]] + [[0, 0]] * (rank - 1))
-        is_own = with_rank(tf.equal(tf.range(self.microbatches), index), rank + 1)
-        rooms = tf.where(is_own, padded[tf.newaxis], tf.zeros([], values.dtype))
+        if missing := rows - values.shape[0]:  # not tf.pad, which has no int64 on GPUs
+            empty = tf.zeros([missing, *values.shape[1:]], values.dtype)
+            values = tf.concat([values, empty], axis=0)
+        is_own = with_rank(tf.equal(tf.range(self.microbatches), index), values.shape.rank + 1)
+        rooms = tf.where(is_own, values[tf.newaxis], tf.zeros([], values.dtype))
         return tf.reshape(rooms, [-1, *values.shape[1:]])
 
     def gradients(self, sums: Sequence[Any]) -> list[Gradient]:

@@ -112,7 +112,7 @@ class Sharding:
                 f"{', which is built' if optimizer.built else ''}. Leave the flag out, or use "
                 f"{either([of.__name__ for of in _BY_ENTRY])}, without a call of `build`."
             )
-        excluded = getattr(optimizer, "_exclude_from_weight_decay", set())
+        excluded: set[int] = getattr(optimizer, "_exclude_from_weight_decay", set())
         stand_ins = [self._stand_in(variable) for variable in variables]
         shapes: dict[int, tf.TensorShape] = {}
         for variable, stand_in in zip(variables, stand_ins, strict=True):
