@@ -6,9 +6,7 @@ import tensorflow as tf
 import ddl
 from ddl.errors import ConfigError
 from ddl.precision import set_precision
-from tests.conftest import for_each_kind_on_two, make_strategy
-from tests.training.overflowing import Overflowing, second_batch_on
-from tests.training.test_trainer import DATA
+from tests.conftest import make_strategy
 
 
 def normalizing(strategy, *layers, **arguments):
@@ -37,9 +35,8 @@ def copies(trainer):
     return [copy.numpy() for copy in local]
 
 
-@pytest.mark.parametrize("kind", ["mirrored", "central_storage"])
-def test_moving_moments_of_each_replica_are_averaged_in_each_update(kind):
-    trainer, images = normalizing(make_strategy(kind, 2), batch_moments="per_replica")
+def test_moving_moments_of_each_replica_are_averaged_in_each_update():
+    trainer, images = normalizing(make_strategy("mirrored", 2), batch_moments="per_replica")
     trainer.train(1)
     of_replicas = images.reshape(2, 16, 3)
     for copy in copies(trainer):
@@ -69,49 +66,3 @@ def test_a_layer_that_writes_other_values_on_other_replicas_is_refused():
 def test_a_layer_that_moves_in_each_microbatch_is_refused():
     with pytest.raises(ConfigError, match=r"assigns to '.*running_mean.*STEPS = 1"):
         normalizing(make_strategy("one_device", 1), RunningMean, accumulation_steps=2)
-
-
-class Counter(keras.layers.Layer):
-    """Writes an integer, and keeps an infinite constant."""
-
-    def build(self, shape):
-        arguments = {"shape": (), "trainable": False}
-        self.calls = self.add_weight(name="calls", dtype="int32", initializer="zeros", **arguments)
-        self.mask = self.add_weight(
-            name="mask", initializer=lambda shape, dtype: tf.constant(-np.inf, dtype), **arguments
-        )
-
-    def call(self, x, training=False):
-        if training:
-            self.calls.assign(self.calls + 1)
-        return x + tf.cast(tf.exp(self.mask), x.dtype)
-
-
-@for_each_kind_on_two
-def test_any_variable_that_a_layer_writes(strategy):
-    """Each strategy counts, a skipped update restores the count, infinities stay."""
-    set_precision("mixed_float16")
-    with strategy.scope():
-        counter = Counter()
-        layers = [keras.layers.Flatten(), counter, keras.layers.Dense(2)]
-        model = keras.Sequential([keras.Input((6, 6, 1)), *layers])
-        task = Overflowing(model, second_batch_on(0))
-        trainer = ddl.Trainer(
-            task,
-            keras.optimizers.SGD(1e-4),
-            DATA,
-            eval_data=DATA,
-            global_batch_size=32,
-            weight_average=ddl.ExponentialMovingAverage(0.5),
-            loss_scale=ddl.LossScale(1024.0),
-            max_skipped_updates=1,
-        )
-    trainer.train(1)
-    # Calls the loop: `train` would raise TrainingDiverged and trace the gradients once more.
-    trainer.state = trainer._runner.loop.run(trainer.state, 2)
-    assert (trainer.step, trainer.skipped_updates) == (1, 1)
-    trainer.evaluate()
-    assert counter.calls.numpy() == 1
-    assert counter.mask.numpy() == -np.inf
-    values = [v.numpy() for v in trainer.averages.variables]
-    assert [value for value in values if not np.isfinite(value).all()] == [-np.inf]

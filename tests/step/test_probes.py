@@ -85,10 +85,7 @@ ACROSS = {
         lambda y, f, t: ddl.PerExample(square(y), {"rank": tf.nn.softmax(square(y))}),
         "metric 'rank'",
     ),
-    "only in evaluation": (
-        lambda y, f, t: square(y) if t else square(y) / tf.reduce_max(square(y)),
-        "loss",
-    ),
+    "in evaluation": (lambda y, f, t: square(y) / (1 if t else tf.reduce_max(square(y))), "loss"),
 }
 
 
