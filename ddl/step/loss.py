@@ -165,23 +165,23 @@ class Loss:
         Raises:
           ConfigError: If they would depend on the number of replicas.
         """
+        current, refused = microbatch.current(), ""
         if has_step(self.task):
             # A loss may call a model several times, and Keras keeps the losses of the last call.
             own = [loss for layer in layers_of(self.task) for loss in layer._losses]
-            refused = "in a task with a `step`" if own else None
+            refused = "in a task with a `step`"
         else:
             # Keras lists penalties on weights last, which `add_regularization` adds once.
-            model, current = self.task.model, microbatch.current()
+            model = self.task.model
             penalized = [v for v in model.trainable_variables if v.regularizer is not None]
             own = model.losses[: len(model.losses) - len(penalized)]
             alone = current is None or current.own_moments or self.replicas == 1
-            refused = None
-            if own and current is not None and current.mask is not None:
+            if current is not None and current.mask is not None:
                 refused = "with padding or weights, since they are means over all rows of a replica"
-            elif own and not alone and any(map(has_global_moments, model._flatten_layers())):
+            elif not alone and any(map(has_global_moments, model._flatten_layers())):
                 # While one replica waits at a collective, the others overwrite Keras's list.
                 refused = "with BatchNormalization over several replicas, which Keras mixes up"
-        if refused:
+        if own and refused:
             raise ConfigError(
                 f"{self.where}: the model has losses of its own (add_loss, or an activity "
                 f"regularizer), which is impossible {refused}. Return these losses from the task."

@@ -41,8 +41,7 @@ class MetricSums:
           ConfigError: If a metric does not add up, or two figures have the same name.
         """
         self.states: dict[str, StateSums] = {}
-        self._functions: dict[str, Callable[[float], float]] = {}
-        self._means = ["loss"]
+        self._means: dict[str, Callable[[float], float]] = {"loss": float}
         for name, value in output.metrics.items():
             if isinstance(value, Inputs):
                 specs = [tf.TensorSpec(x.shape, x.dtype) for x in (value.labels, value.outputs)]
@@ -50,9 +49,7 @@ class MetricSums:
                 rank = 1 if weight is None else weight.shape.rank
                 self.states[name] = value.metric.state(name, *specs, rank)
                 continue
-            self._means.append(name)
-            if isinstance(value, OfMean):
-                self._functions[name] = value.function
+            self._means[name] = value.function if isinstance(value, OfMean) else float
         figures = [f"{name}{path}" for name, one in self.states.items() for path in one.names]
         self.names = (*self._means, *figures)
         self.metrics = (*self._means, *self.states)
@@ -74,10 +71,11 @@ class MetricSums:
           ConfigError: If the outputs do not fit a metric.
         """
         (weight, *totals), *of_states = _split(sums, self._sizes)
-        means = [float(total / weight) if weight else math.nan for total in totals]
-        figures = dict(zip(self._means, means, strict=True))
-        for name, function in self._functions.items():
-            figures[name] = _value(function, figures[name])
+        pairs = zip(self._means.items(), totals, strict=True)
+        figures = {
+            name: _value(function, float(total / weight)) if weight else math.nan
+            for (name, function), total in pairs
+        }
         for (name, state), own in zip(self.states.items(), of_states, strict=True):
             # After a divergence the sums are NaN, which the loss reports.
             is_defined = weight != 0 and np.isfinite([totals[0], *own]).all()

@@ -59,8 +59,7 @@ def recomputed(rule: Remat, task: Task, strategy: tf.distribute.Strategy) -> Map
     if traits_of(strategy).asynchronous:
         raise ConfigError(
             "Trainer.remat needs weights that do not change during an update, got "
-            f"{type(strategy).__name__}, where other workers change them. Leave Trainer.remat "
-            "out, or choose another --strategy, such as multi_worker_mirrored."
+            f"{type(strategy).__name__}. Leave it out, or choose --strategy=multi_worker_mirrored."
         )
     models = list(models_of(task).values())
     layers = [

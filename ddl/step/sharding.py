@@ -73,6 +73,7 @@ class ShardOfSlot:
     shape: tf.TensorShape
 
 
+@dataclasses.dataclass(eq=False)
 class Sharding:
     """The shares of the optimizers of a trainer.
 
@@ -80,18 +81,16 @@ class Sharding:
     weight has the shape of a share, and takes over the replica's share of the weight in an update.
 
     Attributes:
-      strategy: The strategy.
+      strategy: The strategy, with several replicas.
       all_reduce: Sums over the replicas.
       slots: The slots in shares, by the id of the optimizer's variable.
       stand_ins: The stand-ins, by the ids of optimizer and weight.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, all_reduce: AllReduce):
-        """Keeps the arguments; the strategy has several replicas."""
-        self.strategy = strategy
-        self.slots: dict[int, ShardOfSlot] = {}
-        self.all_reduce = all_reduce
-        self.stand_ins: dict[tuple[int, int], keras.Variable] = {}
+    strategy: tf.distribute.Strategy
+    all_reduce: AllReduce
+    slots: dict[int, ShardOfSlot] = dataclasses.field(default_factory=dict)
+    stand_ins: dict[tuple[int, int], keras.Variable] = dataclasses.field(default_factory=dict)
 
     def prepare(
         self, optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]
@@ -171,10 +170,7 @@ class Sharding:
 
     def finite(self, shares: list[Any]) -> tf.Tensor:
         """Returns whether gradients in shares are finite on all replicas, bool []."""
-
-        def overflowed(own: list[tf.Tensor]) -> tf.Tensor:
-            return tf.cast(~all_finite(own), tf.float64)[tf.newaxis]
-
+        overflowed = lambda own: tf.cast([~all_finite(own)], tf.float64)  # noqa: E731
         each = self.strategy.run(overflowed, args=(shares,))
         return tf.equal(self.all_reduce.of_sums(each)[0], 0)
 
