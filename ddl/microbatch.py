@@ -79,38 +79,6 @@ def without_traces_of_the_user() -> Iterator[None]:
         tf.config.run_functions_eagerly(earlier)
 
 
-class HeldMoments:
-    """Batch moments of the normalization layers, in the order of the layers' calls.
-
-    One pass records the moments. Later passes reuse them, whichever rows they compute.
-
-    Attributes:
-      moments: Mean and variance of each call, [channels] each, alternating; the recorded or the
-        given ones.
-      layers: The layers of these calls.
-    """
-
-    def __init__(self, moments: list[tf.Tensor] | None = None):
-        """Takes the moments to reuse.
-
-        Args:
-          moments: `moments` of an earlier pass; None to record.
-        """
-        self.moments, self.layers = list(moments or []), list[Any]()
-        self._given = None if moments is None else iter(moments)
-
-    def __call__(
-        self, layer: Any, compute: Callable[[], Sequence[tf.Tensor]]
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns mean and variance of a layer's call: the given ones, or else of `compute`."""
-        self.layers.append(layer)
-        if self._given is not None:
-            return next(self._given), next(self._given)
-        mean, variance = compute()
-        self.moments += [mean, variance]
-        return mean, variance
-
-
 @dataclasses.dataclass(kw_only=True)
 class Microbatch:
     """The rows that one replica computes at once. Replica context.
@@ -124,8 +92,10 @@ class Microbatch:
       rows: Number of rows; static.
       mask: bool [rows], False for padding and for examples with weight 0; None if there are
         neither.
-      held_moments: Source of the moments of BatchNormalization; None to compute them from the
-        rows.
+      held: In a probe, keeps what its first run computed across rows, and returns it in later
+        runs (`ddl.step.probes`): it takes tensors, and whether their first dimension follows the
+        rows. Else None.
+      normalizing: In a probe, the BatchNormalization layers that took moments of the rows.
       own_moments: Whether BatchNormalization takes the moments of these rows alone; else it takes
         those of all replicas.
       position: In an evaluation, the number of global batches that training has consumed, int64
@@ -141,8 +111,6 @@ class Microbatch:
       gathering: How `ddl.gather` gets the rows of other replicas; None: from the replicas
         (`ddl.tasks.gather`).
       has_gathered: Whether this pass has called `ddl.gather`.
-      pairing: How layers that mix examples get the partners of rows; None: from the rows
-        (`ddl.layers.images`).
       remat: The parts of the models that the backward pass computes again (`ddl.step.remat`), or
         None.
       repeats: Whether this is a second computation, in the backward pass.
@@ -154,7 +122,8 @@ class Microbatch:
     first_row: tf.Tensor | int
     rows: int
     mask: tf.Tensor | None = None
-    held_moments: HeldMoments | None = None
+    held: Callable[[Sequence[tf.Tensor], bool], list[tf.Tensor]] | None = None
+    normalizing: list[Any] = dataclasses.field(default_factory=list)
     own_moments: bool = False
     position: tf.Tensor | None = None
     drawn: dict[tuple[int, int], Drawn] | None = None
@@ -164,7 +133,6 @@ class Microbatch:
     step: tf.Tensor | None = None
     gathering: Any = None
     has_gathered: bool = False
-    pairing: Any = None
     remat: Any = None
     repeats: bool = False
     # By the object that draws: the object itself, so that its id stays unique, its place in the

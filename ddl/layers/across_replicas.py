@@ -92,30 +92,6 @@ def _is_alone() -> bool:
     return context is None or context.num_replicas_in_sync == 1
 
 
-class Held:
-    """A function whose results of one pass are given to later ones, whatever they compute.
-
-    A probe holds the rows of other replicas, and the partners of rows, so that losses can be
-    compared row by row.
-
-    Attributes:
-      found: The results, in the order of the calls.
-    """
-
-    def __init__(self, function: Callable[..., Any], found: Sequence[Any] | None = None):
-        """Keeps the function; `found` of an earlier pass is given instead, if there is one."""
-        self.found = list(found or [])
-        self._function = function
-        self._given = None if found is None else iter(found)
-
-    def __call__(self, *arguments: Any) -> Any:
-        """Returns the next given result, or else calls the function and records its result."""
-        if self._given is not None:
-            return next(self._given)
-        self.found.append(self._function(*arguments))
-        return self.found[-1]
-
-
 # tf.custom_gradient searches the operations between results and arguments for variables. The
 # results depend on the other replicas' arguments, too, where the search would go on to the
 # beginning of their graphs. It ends at tf.stop_gradient.

@@ -297,7 +297,7 @@ def partners(values: Sequence[tf.Tensor], asking: str) -> Partners:
             "set a shape that is lost by tf.ensure_shape."
         )
     if current is None:
-        return neighbours(values, None)
+        return _neighbours(values, None)
     if current.rows != rows:
         raise ConfigError(
             f"{asking} must get one row for each of the {current.rows} examples, got {rows} rows. "
@@ -310,13 +310,15 @@ def partners(values: Sequence[tf.Tensor], asking: str) -> Partners:
             f"number of rows in a microbatch, got {rows}. Set GLOBAL_BATCH_SIZE to a multiple of "
             f"2 × replicas × ACCUMULATION_STEPS."
         )
-    if current.pairing is not None:
-        return current.pairing(values, current.mask)
-    return neighbours(values, current.mask)
+    found = _neighbours(values, current.mask)
+    if current.held is None:
+        return found
+    *held, mask = current.held([*found.values, found.mask], True)
+    return Partners(held, mask)
 
 
-def neighbours(values: Sequence[tf.Tensor], mask: tf.Tensor | None) -> Partners:
-    """Swaps rows 2k and 2k + 1 (`Microbatch.pairing`); an odd last one gets itself, masked."""
+def _neighbours(values: Sequence[tf.Tensor], mask: tf.Tensor | None) -> Partners:
+    """Swaps the rows 2k and 2k + 1; an odd last row gets itself, and is masked."""
     rows = values[0].shape[0]
     order = tf.constant([min(row ^ 1, rows - 1) for row in range(rows)], tf.int64)
     found = [_taken(each, order) for each in values]

@@ -46,9 +46,12 @@ def _moments(
     current = microbatch.current()
     if current is None:
         return type(layer)._moments(layer, inputs, mask)
-    if current.held_moments is not None:
-        return current.held_moments(layer, lambda: _in_trainer(layer, inputs, mask, current))
-    return _in_trainer(layer, inputs, mask, current)
+    found = _in_trainer(layer, inputs, mask, current)
+    if current.held is None:
+        return found
+    current.normalizing.append(layer)
+    mean, variance = current.held(found, False)
+    return mean, variance
 
 
 def _in_trainer(
@@ -64,10 +67,11 @@ def _in_trainer(
         each = current.rows_per_example(rows, f"Layer {layer.name!r}, in a batch with padding,")
         of_rows = current.mask if each == 1 else tf.repeat(current.mask, each)
         mask = of_rows if mask is None else mask & with_rank(of_rows, len(mask.shape))
-    is_alone = current.own_moments or current.held_moments is not None
+    is_alone = current.own_moments or current.held is not None
     over_replicas = not is_alone and tf.distribute.get_strategy().num_replicas_in_sync > 1
     axes = layer._reduction_axes
-    if mask is None and not over_replicas and microbatch.is_compiled():
+    without_gradient = current.held is not None
+    if mask is None and not over_replicas and (microbatch.is_compiled() or without_gradient):
         return _moments_in_one_pass(inputs, axes)
     moving = layer.moving_mean, layer.moving_variance
     return batch_moments(inputs, axes, mask, moving, over_replicas)

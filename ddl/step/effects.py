@@ -1,6 +1,5 @@
 """Effects of a traced loss or step besides its results: draws, stateful operations, writes."""
 
-import hashlib
 import pickle
 import random
 import re
@@ -62,21 +61,12 @@ def check_stateless(where: str, graph: tf.Graph) -> None:
         )
 
 
-class Generators:
-    """The global generators of Python and NumPy, and those that a task or its layers keep."""
-
-    def __init__(self, task: Any):
-        """Finds the generators of a task that is built."""
-        of_layers = (item for layer in layers_of(task) for item in vars(layer).values())
-        self._own = [
-            item
-            for item in (*own_items_of(task), *of_layers)
-            if isinstance(item, _GENERATORS) and not isinstance(item, random.SystemRandom)
-        ]
-
-    def states(self) -> bytes:
-        """Returns the states, for a comparison."""
-        return pickle.dumps([random.getstate(), np.random.get_state(), *self._own])
+def states_of_generators(task: Any) -> bytes:
+    """Returns the states of the generators of Python and NumPy, and of a task and its layers."""
+    of_layers = (item for layer in layers_of(task) for item in vars(layer).values())
+    own = [item for item in (*own_items_of(task), *of_layers) if isinstance(item, _GENERATORS)]
+    own = [item for item in own if not isinstance(item, random.SystemRandom)]
+    return pickle.dumps([random.getstate(), np.random.get_state(), *own])
 
 
 def check_python_draws(where: str, task: Any, trace: Callable[[], tf.Graph]) -> None:
@@ -90,31 +80,23 @@ def check_python_draws(where: str, task: Any, trace: Callable[[], tf.Graph]) -> 
       task: The task.
       trace: Traces the function anew.
     """
-    generators = Generators(task)
     first = None
     for _ in range(_MOST_TRACES):
-        before = generators.states()
-        digest = _digest(trace())
-        if generators.states() == before:
+        before = states_of_generators(task)
+        operations = [
+            (node.op, node.attr["value"].SerializeToString(deterministic=True))
+            for node in nodes_of(trace())
+        ]
+        if states_of_generators(task) == before:
             return
-        first = first or digest
-        if digest != first:
+        first = first or operations
+        if operations != first:
             raise ConfigError(
                 f"{where} draws numbers by Python's random module or by numpy.random. A trace "
                 "draws them once, for all updates, and each replica and each resumed run draws "
                 "others. Draw with keras.random or ddl.random, or in the data (dataset.map), where "
                 "Keras's AugMix belongs. Draw constants in a constructor, with a fixed seed."
             )
-
-
-def _digest(graph: tf.Graph) -> str:
-    """Returns a digest of the kinds of a graph's operations and of its constants."""
-    digest = hashlib.sha256()
-    for node in nodes_of(graph):
-        digest.update(node.op.encode())
-        if node.op == "Const":
-            digest.update(node.attr["value"].SerializeToString(deterministic=True))
-    return digest.hexdigest()
 
 
 def written_in(graph: tf.Graph, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
@@ -138,14 +120,16 @@ def moved_in(graph: tf.Graph, task: Task) -> list[str]:
       task: The task.
     """
     layers = layers_of(task)
-    moving = [x for x in layers if not isinstance(x, keras.layers.BatchNormalization)]
-    # Without the variables of what a layer has in turn, such as its random generator.
-    of_layers = [v for x in moving for v in (*x._non_trainable_variables, *x._trainable_variables)]
     counted = (keras.metrics.Metric, keras.random.SeedGenerator, tf.random.Generator)
     others = variables_of(x for x in own_items_of(task) if isinstance(x, counted))
     ids = set(map(id, others))
-    own = [v for v in own_variables_of(task, layers) if not ids & set(map(id, copies_of(v)))]
-    names = [v.name.split(":")[0] for v in written_in(graph, [*(v.value for v in of_layers), *own])]
+    moved = [v for v in own_variables_of(task, layers) if not ids & set(map(id, copies_of(v)))]
+    for layer in layers:
+        if not isinstance(layer, keras.layers.BatchNormalization):
+            # Without the variables of what a layer has in turn, such as its random generator.
+            own = (*layer._non_trainable_variables, *layer._trainable_variables)
+            moved += [v.value for v in own]
+    names = [v.name.split(":")[0] for v in written_in(graph, moved)]
     return [repr(name) for name in dict.fromkeys(names)]
 
 

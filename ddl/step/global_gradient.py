@@ -28,7 +28,7 @@ from ddl.step.gradients import Variables, check_same_shapes
 from ddl.step.loss import Loss
 from ddl.step.moving_statistics import Statistics
 from ddl.step.overflow import all_finite
-from ddl.step.rows import added, dense_if_compiled, gradient_sums, has_rows
+from ddl.step.rows import dense_if_compiled, gradient_sums
 from ddl.step.sharding import InShares, Sharding
 from ddl.step.state import OfExample, Pass
 from ddl.step.sums import AllReduce, over_microbatches
@@ -122,17 +122,22 @@ class GlobalGradient:
             self._check_each(loss)
         tables = loss.training.tables if self.microbatches > 1 else {}
         size = self.pipelines[made.batch.source].global_batch_size
-        form = gradient_sums(variables, tables, size, self.strategy)
+        form = gradient_sums(variables, tables, size, self.microbatches, self.strategy)
         length = loss.training.metrics.size + (made.each is not None)
 
         def one(own: Pass, index: tf.Tensor | int) -> Any:
-            return form.next(None, self._of_microbatch(loss, variables, own, index))
+            gradients, sums = self._of_microbatch(loss, variables, own, index)
+            if self.microbatches == 1:
+                return gradients, sums
+            return form.summands(gradients, index), sums
 
         def zeros() -> tuple[list[Any], tf.Tensor]:
             return form.zeros(), tf.zeros([length], tf.float64)
 
         gradients, sums = self._over_microbatches(one, made, zeros)
-        return form.as_gradients(gradients), sums
+        if any(form.rows):
+            gradients = self.strategy.run(form.gradients, args=(gradients,))
+        return gradients, sums
 
     def sums(self, loss: Loss, made: Pass) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the weighted sums of a loss over the examples; arguments as in `__call__`.
@@ -176,10 +181,12 @@ class GlobalGradient:
 
         def on_replica(own: Batch, index: tf.Tensor | int, so_far: Any) -> Any:
             of_replica = made._replace(batch=dataclasses.replace(made.batch, batch=own))
-            if so_far is None or has_rows(so_far):  # XLA takes no growing tensors
-                values = self.compiler.of_pass(lambda: one(of_replica, index))
-                return values if so_far is None else added(so_far, values)
-            return self.compiler.of_pass(lambda: added(so_far, one(of_replica, index)))
+
+            def summed() -> Any:
+                values = one(of_replica, index)
+                return values if so_far is None else tf.nest.map_structure(tf.add, so_far, values)
+
+            return self.compiler.of_pass(summed)
 
         given = self.strategy, self.microbatches, on_replica, made.batch.batch, zeros
         summed = over_microbatches(*given)

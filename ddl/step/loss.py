@@ -5,7 +5,6 @@ sums, divided by the constant global batch size B to keep their magnitude. After
 gradient is divided once by the global Σ weight / B.
 """
 
-import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -15,9 +14,9 @@ import tensorflow as tf
 
 from ddl import microbatch
 from ddl.errors import ConfigError
-from ddl.layers.broadcasting import broadcasts, with_rank
+from ddl.layers.broadcasting import with_rank
 from ddl.layers.normalization import has_global_moments
-from ddl.step.metric_sums import MetricSums, check_kinds, check_metrics, sums_of
+from ddl.step.metric_sums import MetricSums, check_output, sums_of
 from ddl.step.rows import Table
 from ddl.tasks.parts import layers_of
 from ddl.tasks.task import LossFunction, PerExample, Task, has_step
@@ -50,43 +49,32 @@ class Form(NamedTuple):
     moved: Sequence[str]
 
 
+@dataclasses.dataclass(eq=False)
 class Loss:
     """The objective Σ weight·loss / B of a replica's microbatch, and its metric sums.
 
     Attributes:
       task: The task.
+      function: The loss function; it takes features and `training`.
       source: Name of the source of its examples.
+      global_batch_size: B above.
+      probe: Probes the loss for training (True) or evaluation.
+      replicas: Number of replicas.
       where: Name of the loss in errors.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        function: LossFunction,
-        source: str,
-        global_batch_size: int,
-        form: Callable[["Loss", bool], Form],
-        replicas: int,
-    ):
-        """Keeps the arguments; probes nothing.
+    task: Task
+    function: LossFunction
+    source: str
+    global_batch_size: int
+    probe: Callable[["Loss", bool], Form]
+    replicas: int
+    _forms: dict[bool, Form] = dataclasses.field(default_factory=dict)
 
-        Args:
-          task: As above, like the two that follow.
-          function: See above.
-          source: See above.
-          global_batch_size: B above.
-          form: Probes the loss for training (True) or evaluation.
-          replicas: Number of replicas.
-        """
-        self.task = task
-        # Looked up anew each time: a test or a notebook may replace the method.
-        self._function = None if function == getattr(task, "per_example", None) else function
-        self.source = source
-        self.where = f"{type(task).__name__}.{getattr(function, '__name__', 'per_example')}"
-        self._global_batch_size = global_batch_size
-        self._form = form
-        self._forms: dict[bool, Form] = {}
-        self._replicas = replicas
+    @property
+    def where(self) -> str:
+        """See above."""
+        return f"{type(self.task).__name__}.{getattr(self.function, '__name__', 'per_example')}"
 
     def form(self, training: bool) -> Form:
         """Returns what the probes found for training or evaluation; the first call probes.
@@ -100,13 +88,8 @@ class Loss:
           DataError: If the task ignores a feature such as "sample_weight".
         """
         if training not in self._forms:
-            self._forms[training] = self._form(self, training)
+            self._forms[training] = self.probe(self, training)
         return self._forms[training]
-
-    @property
-    def function(self) -> LossFunction:
-        """The loss function; it takes features and `training`."""
-        return self._function or self.task.per_example
 
     @property
     def training(self) -> Form:
@@ -115,9 +98,7 @@ class Loss:
 
     def of(self, function: LossFunction) -> "Loss":
         """Returns this loss for an equal function, such as one that each trace defines anew."""
-        other = copy.copy(self)
-        other._function = function
-        return other
+        return dataclasses.replace(self, function=function)
 
     def __call__(
         self, features: dict[str, tf.Tensor], training: bool
@@ -141,7 +122,7 @@ class Loss:
         for own_loss in self.losses_of_layers() if training else ():
             # A mean over the replica's examples, which gets their total weight.
             objective += tf.reduce_sum(weight) * tf.cast(own_loss, objective.dtype)
-        return objective / tf.cast(self._global_batch_size, objective.dtype), sums
+        return objective / tf.cast(self.global_batch_size, objective.dtype), sums
 
     def weighed(
         self, features: dict[str, tf.Tensor], training: bool
@@ -157,7 +138,7 @@ class Loss:
         if (current := microbatch.current()) is not None:
             current.placing = form.placing
         output = self.function(features, training)
-        self.check(output, example_weight.shape[0])
+        check_output(output, self.where, example_weight.shape[0])
         if {"loss", *output.metrics} != set(form.metrics.metrics):
             raise ConfigError(
                 f"{self.where} must always return the metrics {list(form.metrics.metrics[1:])}, "
@@ -184,56 +165,28 @@ class Loss:
         Raises:
           ConfigError: If they would depend on the number of replicas.
         """
+        current, refused = microbatch.current(), ""
         if has_step(self.task):
             # A loss may call a model several times, and Keras keeps the losses of the last call.
             own = [loss for layer in layers_of(self.task) for loss in layer._losses]
-            refused = "in a task with a `step`" if own else None
+            refused = "in a task with a `step`"
         else:
             # Keras lists penalties on weights last, which `add_regularization` adds once.
-            model, current = self.task.model, microbatch.current()
+            model = self.task.model
             penalized = [v for v in model.trainable_variables if v.regularizer is not None]
             own = model.losses[: len(model.losses) - len(penalized)]
-            alone = current is None or current.own_moments or self._replicas == 1
-            refused = None
-            if own and current is not None and current.mask is not None:
+            alone = current is None or current.own_moments or self.replicas == 1
+            if current is not None and current.mask is not None:
                 refused = "with padding or weights, since they are means over all rows of a replica"
-            elif own and not alone and any(map(has_global_moments, model._flatten_layers())):
+            elif not alone and any(map(has_global_moments, model._flatten_layers())):
                 # While one replica waits at a collective, the others overwrite Keras's list.
                 refused = "with BatchNormalization over several replicas, which Keras mixes up"
-        if refused:
+        if own and refused:
             raise ConfigError(
                 f"{self.where}: the model has losses of its own (add_loss, or an activity "
                 f"regularizer), which is impossible {refused}. Return these losses from the task."
             )
         return own
-
-    def check(self, output: PerExample, batch: int) -> None:
-        """Checks types and shapes of what the loss returned for a number of rows.
-
-        Raises:
-          ConfigError: If one is wrong.
-        """
-        name = self.where
-        if not isinstance(output, PerExample):
-            raise ConfigError(
-                f"{name} must return a ddl.PerExample with one loss for each example, got "
-                f"{type(output).__name__}."
-            )
-        check_kinds(output, name)
-        shape = output.loss.shape
-        if shape.rank == 0 or shape[0] != batch:
-            got = f"shape {tuple(shape)}" if shape.rank else "a scalar loss"
-            raise ConfigError(
-                f"{name} must return one loss for each example, shape [{batch}, …] for this batch, "
-                f"got {got}. Remove the reduce_mean, give a Keras loss reduction=None, and one "
-                "such as Dice an axis without the batch: axis=(1, 2, 3)."
-            )
-        if output.weight is not None and not broadcasts(output.weight.shape, shape):
-            raise ConfigError(
-                f"{name} must return one weight for each loss or example, got weights of shape "
-                f"{tuple(output.weight.shape)} and losses of shape {tuple(shape)}."
-            )
-        check_metrics(output, name, batch)
 
 
 @dataclasses.dataclass

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+import typeguard
 
 from ddl.errors import ConfigError
 from ddl.figures import is_reserved
@@ -40,8 +41,7 @@ class MetricSums:
           ConfigError: If a metric does not add up, or two figures have the same name.
         """
         self.states: dict[str, StateSums] = {}
-        self._functions: dict[str, Callable[[float], float]] = {}
-        self._means = ["loss"]
+        self._means: dict[str, Callable[[float], float]] = {"loss": float}
         for name, value in output.metrics.items():
             if isinstance(value, Inputs):
                 specs = [tf.TensorSpec(x.shape, x.dtype) for x in (value.labels, value.outputs)]
@@ -49,9 +49,7 @@ class MetricSums:
                 rank = 1 if weight is None else weight.shape.rank
                 self.states[name] = value.metric.state(name, *specs, rank)
                 continue
-            self._means.append(name)
-            if isinstance(value, OfMean):
-                self._functions[name] = value.function
+            self._means[name] = value.function if isinstance(value, OfMean) else float
         figures = [f"{name}{path}" for name, one in self.states.items() for path in one.names]
         self.names = (*self._means, *figures)
         self.metrics = (*self._means, *self.states)
@@ -73,10 +71,11 @@ class MetricSums:
           ConfigError: If the outputs do not fit a metric.
         """
         (weight, *totals), *of_states = _split(sums, self._sizes)
-        means = [float(total / weight) if weight else math.nan for total in totals]
-        figures = dict(zip(self._means, means, strict=True))
-        for name, function in self._functions.items():
-            figures[name] = _value(function, figures[name])
+        pairs = zip(self._means.items(), totals, strict=True)
+        figures = {
+            name: _value(function, float(total / weight)) if weight else math.nan
+            for (name, function), total in pairs
+        }
         for (name, state), own in zip(self.states.items(), of_states, strict=True):
             # After a divergence the sums are NaN, which the loss reports.
             is_defined = weight != 0 and np.isfinite([totals[0], *own]).all()
@@ -107,7 +106,6 @@ class SumsOfLosses:
     Attributes:
       names: Names of the figures. A single loss has those of its `MetricSums`; with several, the
         name "loss" becomes "loss/NAME" with the name of the loss.
-      size: Length of the vector.
     """
 
     def __init__(self, of_losses: Mapping[str, MetricSums]):
@@ -127,18 +125,16 @@ class SumsOfLosses:
         ]
         self.names = tuple(name for names in self._figures for name in names)
         self._sizes = [layout.size for layout in of_losses.values()]
-        self.size = sum(self._sizes)
         _check_distinct(self.names, f"The losses {', '.join(of_losses)}")
 
     def zeros(self) -> tf.Tensor:
         """Returns the empty sums: float64 [size]."""
-        return tf.zeros([self.size], tf.float64)
+        return tf.zeros([sum(self._sizes)], tf.float64)
 
     def joined(self, sums: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """Returns the vector for the sums of each loss, by name; zeros for the missing ones."""
-        given = [sums.get(name) for name in self._of_losses]
-        layouts = self._of_losses.values()
-        each = [x.zeros() if own is None else own for x, own in zip(layouts, given, strict=True)]
+        layouts = self._of_losses.items()
+        each = [sums[name] if name in sums else own.zeros() for name, own in layouts]
         return each[0] if len(each) == 1 else tf.concat(each, axis=0)
 
     def weight(self, sums: tf.Tensor | np.ndarray) -> float:
@@ -208,35 +204,8 @@ def _weight_of(value: Inputs, output: PerExample) -> tf.Tensor | None:
     return output.weight if value.weight is None else value.weight
 
 
-def check_kinds(output: PerExample, where: str) -> None:
-    """Checks that losses, weights and metrics are tensors of dtypes that can be added.
-
-    Args:
-      output: The output of the loss.
-      where: Name of the loss, for errors.
-
-    Raises:
-      ConfigError: If one is not a tensor, or of another dtype, or the metrics are no mapping.
-    """
-    metrics = output.metrics
-    if not isinstance(metrics, Mapping) or not all(isinstance(name, str) for name in metrics):
-        raise ConfigError(
-            f"{where} must return metrics as a dict from name to values, got {metrics!r:.60}."
-        )
-    for what, value in _tensors(output).items():
-        dtype = value.dtype if tf.is_tensor(value) else tf.string
-        if not dtype.is_floating and (
-            what == "the loss" or not (dtype.is_integer or dtype.is_bool)
-        ):
-            raise ConfigError(
-                f"{where} must return {what} as a tensor of numbers, and losses of a floating "
-                f"dtype, got {value!r:.60}. Compute it with TensorFlow or keras.ops; cast losses: "
-                "tf.cast(…, tf.float32)."
-            )
-
-
-def check_metrics(output: PerExample, where: str, batch: int) -> None:
-    """Checks names and shapes of a loss's metrics.
+def check_output(output: PerExample, where: str, batch: int) -> None:
+    """Checks types and shapes of what a loss returned for a number of rows.
 
     Args:
       output: The output of the loss.
@@ -244,32 +213,60 @@ def check_metrics(output: PerExample, where: str, batch: int) -> None:
       batch: Number of rows.
 
     Raises:
-      ConfigError: If a name is reserved, or a shape does not fit.
+      ConfigError: If one is wrong, or if a metric has a reserved name.
     """
+    every = typeguard.CollectionCheckStrategy.ALL_ITEMS
+    try:
+        typeguard.check_type(output, PerExample, collection_check_strategy=every)
+    except typeguard.TypeCheckError as error:
+        raise ConfigError(
+            f"{where} must return a ddl.PerExample of tensors, with metrics as a dict, but {error}."
+            " Compute them with TensorFlow or keras.ops."
+        ) from None
+    for what, value in tensors_of(output).items():
+        dtype = value.dtype
+        if not dtype.is_floating and (what == "loss" or not (dtype.is_integer or dtype.is_bool)):
+            raise ConfigError(
+                f"{where} must return numbers, and losses of a floating dtype, got a {what} of "
+                f"{dtype.name}. Cast losses: tf.cast(…, tf.float32)."
+            )
+    losses, weight = output.loss.shape, output.weight
+    if losses.rank == 0 or losses[0] != batch:
+        got = f"shape {tuple(losses)}" if losses.rank else "a scalar loss"
+        raise ConfigError(
+            f"{where} must return one loss for each example, shape [{batch}, …] for this batch, "
+            f"got {got}. Remove the reduce_mean, give a Keras loss reduction=None, and one "
+            "such as Dice an axis without the batch: axis=(1, 2, 3)."
+        )
+    shapes = {} if weight is None else {"weight": weight.shape}
     for metric, value in output.metrics.items():
         if not metric or is_reserved(metric):
+            raise ConfigError(f"{where}: the metric name {metric!r} is reserved. Rename it.")
+        if isinstance(value, Inputs):
+            _check_inputs(metric, value, _weight_of(value, output), where, batch)
+        else:
+            shapes[f"metric {metric!r}"] = _values_of(value).shape
+    for what, shape in shapes.items():
+        fits = what == "weight" and broadcasts(shape, losses)
+        if not fits and not shape.is_compatible_with(losses):
             raise ConfigError(
-                f"{where}: the metric name {metric!r} is empty or reserved for ddl. Rename the "
-                "metric."
+                f"{where} must return the {what} in the shape of the losses, {tuple(losses)}, got "
+                f"the shape {tuple(shape)}."
             )
-        if not isinstance(value, Inputs):
-            shape = _values_of(value).shape
-            if not shape.is_compatible_with(output.loss.shape):
-                raise ConfigError(
-                    f"{where} must return one value of the metric {metric!r} for each example, got "
-                    f"shape {tuple(shape)} for losses of shape {tuple(output.loss.shape)}."
-                )
-            continue
-        weight = _weight_of(value, output)
-        least = tf.TensorShape([batch]) if weight is None else weight.shape
-        for what, shape in (("labels", value.labels.shape), ("outputs", value.outputs.shape)):
-            if shape[0] != batch or not broadcasts(least, shape):
-                raise ConfigError(
-                    f"{where}: the {what} of the metric {metric!r} must have one row for each "
-                    f"example, {batch}, and its weights, of shape {tuple(least)}, as first "
-                    f"dimensions, got shape {tuple(shape)}. Pass the metric weights of its own: "
-                    "metric(labels, outputs, weight)."
-                )
+
+
+def _check_inputs(
+    metric: str, value: Inputs, weight: tf.Tensor | None, where: str, batch: int
+) -> None:
+    least = tf.TensorShape([batch]) if weight is None else weight.shape
+    for what, shape in (("labels", value.labels.shape), ("outputs", value.outputs.shape)):
+        if shape[0] != batch or not broadcasts(least, shape):
+            raise ConfigError(
+                f"{where}: the {what} of the metric {metric!r} must have one row for each example, "
+                f"{batch}, and its weights, of shape {tuple(least)}, as first dimensions, got "
+                f"shape {tuple(shape)}. Pass the metric weights of its own: metric(labels, "
+                "outputs, weight)."
+            )
 
 
 def check_dimensions(output: PerExample, other: PerExample, where: str) -> None:
@@ -283,23 +280,23 @@ def check_dimensions(output: PerExample, other: PerExample, where: str) -> None:
     Raises:
       ConfigError: If one does.
     """
-    of_other = _tensors(other)
-    for what, value in _tensors(output).items():
+    of_other = tensors_of(other)
+    for what, value in tensors_of(output).items():
         one, two = tuple(value.shape), tuple(of_other[what].shape)
         if (one[0], two[0]) in zip(one[1:], two[1:], strict=False):
             raise ConfigError(
-                f"{where}: {what} has shape {one} for a batch of {one[0]} and {two} for a batch of "
-                f"{two[0]}, so its second dimension grows with the batch. It pairs each example "
-                "with all others, like broadcasting [batch, 1] against [batch]. Make both shapes "
-                "equal: tf.squeeze(model(x), -1) - label, or label[:, tf.newaxis]."
+                f"{where}: the {what} has shape {one} for a batch of {one[0]} and {two} for a "
+                f"batch of {two[0]}, so its second dimension grows with the batch. It pairs each "
+                "example with all others, like broadcasting [batch, 1] against [batch]. Make both "
+                "shapes equal: tf.squeeze(model(x), -1) - label, or label[:, tf.newaxis]."
             )
 
 
-def _tensors(output: PerExample) -> dict[str, Any]:
-    """Returns the tensors of an output by the names that errors use."""
-    metrics = {f"the metric {name!r}": v for name, v in tensors_by_name(output.metrics).items()}
-    weight = {} if output.weight is None else {"the weight": output.weight}
-    return {"the loss": output.loss, **weight, **metrics}
+def tensors_of(output: PerExample) -> dict[str, Any]:
+    """Returns the tensors of an output by the names that errors use, after "the"."""
+    metrics = {f"metric {name!r}": v for name, v in tensors_by_name(output.metrics).items()}
+    weight = {} if output.weight is None else {"weight": output.weight}
+    return {"loss": output.loss, **weight, **metrics}
 
 
 def _check_distinct(names: Sequence[str], where: str) -> None:

@@ -22,10 +22,10 @@ from ddl.errors import ConfigError
 from ddl.optimizers.groups import Group, assign
 from ddl.random import batch_counter
 from ddl.step.effects import (
-    Generators,
     check_python_draws,
     check_stateless,
     check_writes,
+    states_of_generators,
     written_in,
 )
 from ddl.step.global_gradient import Reduced
@@ -172,10 +172,9 @@ def plan_own(
     """
     where, plan = f"{type(task).__name__}.step", Plan(groups)
     rehearsal = _Rehearsal(task, plan, loss_of, strategy, pipelines, Statistics((), strategy))
-    generators = Generators(task)
-    before = generators.states()
+    before = states_of_generators(task)
     graph, update = rehearsal.graph(), rehearsal.update
-    if generators.states() != before:
+    if states_of_generators(task) != before:
         check_python_draws(where, task, rehearsal.graph)
     check_stateless(where, graph)
     layers = layers_of(task)

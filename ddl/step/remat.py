@@ -37,24 +37,9 @@ class Remat:
       layers: Patterns of names of layers, such as "block_*", of which one must match. A layer
         within a layer that matches belongs to the outer one. Embeddings are never computed again:
         a lookup keeps nothing.
-
-    Raises:
-      ConfigError: If there is no pattern.
     """
 
     layers: str | Sequence[str]
-
-    def __post_init__(self) -> None:
-        if not self.patterns or not all(isinstance(one, str) and one for one in self.patterns):
-            raise ConfigError(
-                "Remat.layers must be a pattern of names of layers, or a list of patterns, got "
-                f"{self.layers!r:.80}. Pass one, such as 'block_*'."
-            )
-
-    @property
-    def patterns(self) -> tuple[str, ...]:
-        """The patterns of `layers`."""
-        return (self.layers,) if isinstance(self.layers, str) else tuple(self.layers)
 
 
 def recomputed(rule: Remat, task: Task, strategy: tf.distribute.Strategy) -> Mapping[int, str]:
@@ -74,50 +59,43 @@ def recomputed(rule: Remat, task: Task, strategy: tf.distribute.Strategy) -> Map
     if traits_of(strategy).asynchronous:
         raise ConfigError(
             "Trainer.remat needs weights that do not change during an update, got "
-            f"{type(strategy).__name__}, where other workers change them. Leave Trainer.remat "
-            "out, or choose another --strategy, such as multi_worker_mirrored."
+            f"{type(strategy).__name__}. Leave it out, or choose --strategy=multi_worker_mirrored."
         )
     models = list(models_of(task).values())
     layers = [
         x for x in layers_of(task) if x not in models and not isinstance(x, keras.layers.Embedding)
     ]
-    found: dict[int, str] = {}
-    within: set[int] = set()
-    for pattern in rule.patterns:
-        chosen = [x for x in layers if fnmatch.fnmatchcase(x.name, pattern)]
-        if not chosen:
+    patterns = [rule.layers] if isinstance(rule.layers, str) else list(rule.layers) or [""]
+    matching: list[keras.layers.Layer] = []
+    for pattern in patterns:
+        found = [x for x in layers if fnmatch.fnmatchcase(x.name, pattern)]
+        if not found:
             names = [layer.name for layer in layers]
             raise ConfigError(
                 f"Remat.layers must match layers of the task, but {pattern!r} matches none of "
                 f"{', '.join(names):.900}.{did_you_mean(pattern, names)}"
             )
-        for layer in chosen:
-            found[id(layer)] = layer.name
-            inner = layer._flatten_layers(include_self=False)
-            within |= {id(x) for x in inner}
-            if any(isinstance(x, keras.layers.BatchNormalization) for x in layer._flatten_layers()):
-                raise ConfigError(
-                    f"Remat.layers matches {layer.name!r}, which holds BatchNormalization: the "
-                    "second computation would take its moments again. Match layers without it."
-                )
-    for layer in layers:
+        matching += found
+    within = {id(x) for one in matching for x in one._flatten_layers(include_self=False)}
+    outer = {id(layer): layer for layer in matching if id(layer) not in within}
+    for layer in outer.values():
+        if any(isinstance(x, keras.layers.BatchNormalization) for x in layer._flatten_layers()):
+            raise ConfigError(
+                f"Remat.layers matches {layer.name!r}, which holds BatchNormalization: the "
+                "second computation would take its moments again. Match layers without it."
+            )
         own = vars(layer).get("call")
-        if id(layer) in found and id(layer) not in within and not hasattr(own, "recomputes"):
-            layer.call = functools.partial(_call, layer, own)
-            layer.call.recomputes = True
-    return {key: name for key, name in found.items() if key not in within}
+        if getattr(own, "func", None) is not _call:
+            layer.call = functools.partial(_call, layer, own or layer.call)
+    return {key: layer.name for key, layer in outer.items()}
 
 
-def _call(layer: keras.layers.Layer, own: Any, *args: Any, **kwargs: Any) -> Any:
+def _call(layer: keras.layers.Layer, function: Any, *args: Any, **kwargs: Any) -> Any:
     """Calls a layer; its gradient computes it again where the current microbatch says so."""
-    function = own or functools.partial(type(layer).call, layer)
     current = microbatch.current()
+    if current is None or id(layer) not in (current.remat or ()) or tf.executing_eagerly():
+        return function(*args, **kwargs)
     leaves = keras.tree.flatten((args, kwargs))
-    symbolic = any(isinstance(x, keras.KerasTensor) for x in leaves)
-    if current is None or not current.remat or tf.executing_eagerly() or symbolic:
-        return function(*args, **kwargs)
-    if id(layer) not in current.remat:
-        return function(*args, **kwargs)
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor)]
     variables = [v for v in layer.variables if "float" in v.dtype]
     draws = current.copied()
@@ -131,7 +109,7 @@ def _call(layer: keras.layers.Layer, own: Any, *args: Any, **kwargs: Any) -> Any
             replaced[place] = value
         own_args, own_kwargs = keras.tree.pack_sequence_as((args, kwargs), replaced)
         pairs = list(zip(variables, values, strict=True))
-        with _Values(pairs, initialize_variables=False):
+        with _Values(pairs, collect_losses=True, initialize_variables=False):
             outputs = function(*own_args, **own_kwargs)
         structure[:] = [outputs]
         return list(keras.tree.flatten(outputs))
@@ -160,21 +138,27 @@ def _call(layer: keras.layers.Layer, own: Any, *args: Any, **kwargs: Any) -> Any
 
 
 class _Values(keras.StatelessScope):
-    """Gives variables of a layer values within the `with` block, and refuses changes of them."""
+    """Gives variables of a layer values within the `with` block; refuses changes and losses."""
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
+        self._refuse(f"changes its variable {update[0].path}")
+
+    def add_loss(self, loss: tf.Tensor) -> None:
+        self._refuse("adds a loss (add_loss, or an activity regularizer)")
+
+    def _refuse(self, what: str) -> None:
         raise ConfigError(
-            f"A layer changes its variable {update[0].path} in the forward pass, so the backward "
-            "pass must not compute it again. Leave the layer out of Remat.layers."
+            f"A layer {what} in the forward pass, so the backward pass must not compute it again. "
+            "Leave the layer out of Remat.layers."
         )
 
 
 @contextmanager
 def _in_calls(state: dict[str, Any]) -> Iterator[None]:
     """Makes Keras's layers read that state within the `with` block."""
-    earlier = {name: global_state.get_global_attribute(name) for name in _OF_CALLS}
-    for name in _OF_CALLS:  # a layer writes to the context of its call
-        global_state.set_global_attribute(name, copy.copy(state[name]))
+    earlier = {name: global_state.get_global_attribute(name) for name in state}
+    for name, value in state.items():
+        global_state.set_global_attribute(name, copy.copy(value))  # a layer writes to it
     try:
         yield
     finally:

@@ -1,8 +1,8 @@
 """Gradients of single rows of a table: which tables have them, and their sums over microbatches.
 
 A sum that starts with zeros of the table's shape would be dense, and would take time and memory for
-each row of the table in each microbatch. The rows are put one after the other instead; after the
-all-reduce, `with_each_row_once` adds up those of one index.
+each row of the table in each microbatch. The sum has room for the rows of all microbatches instead,
+one after the other; after the all-reduce, `with_each_row_once` adds up those of one index.
 """
 
 import dataclasses
@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from ddl.microbatch import CannotCompileError, is_compiled
+from ddl.layers.broadcasting import with_rank
+from ddl.microbatch import is_compiled
 from ddl.step.gradients import Gradient
 
 
@@ -20,11 +21,13 @@ class Table(NamedTuple):
     """Lookups of a loss in a variable of which it reads only rows.
 
     Attributes:
-      lookups: Number of rows that it looks up for an example; 0 if unknown.
-      as_a_whole: Whether it reads the whole variable to do so, as `tf.gather` does.
+      lookups: Number of rows that a probe looked up; None if unknown.
+      examples: Number of examples of the probe.
+      as_a_whole: Whether the loss reads the whole variable to do so, as `tf.gather` does.
     """
 
-    lookups: int
+    lookups: int | None
+    examples: int
     as_a_whole: bool
 
 
@@ -47,9 +50,9 @@ def tables_in(graph: tf.Graph, examples: int) -> dict[int, Table]:
         of_rows = all(op.type == "Shape" or op in gathers for op in readers)
         of_rows = of_rows and all(op.type == "ResourceGather" for op in others)
         if of_rows and (others or gathers):
-            sizes = [op.inputs[1].shape.num_elements() or 0 for op in [*others, *gathers]]
-            lookups = -(-sum(sizes) // examples) if all(sizes) else 0
-            found[id(handle)] = Table(lookups, as_a_whole=bool(gathers))
+            sizes = [op.inputs[1].shape.num_elements() for op in [*others, *gathers]]
+            lookups = None if None in sizes else sum(sizes)
+            found[id(handle)] = Table(lookups, examples, as_a_whole=bool(gathers))
     return found
 
 
@@ -97,76 +100,69 @@ def dense_if_compiled(
     return found
 
 
-class Rows(NamedTuple):
-    """Rows of sparse gradients: of a microbatch as tensors, of their sum as lists of these.
-
-    A loop can carry lists; a concatenation in each turn would copy all earlier rows each time.
-
-    Attributes:
-      values: [rows, …].
-      indices: int64 [rows]; an index may occur more than once.
-    """
-
-    values: tf.Tensor
-    indices: tf.Tensor
-
-
 @dataclasses.dataclass(frozen=True)
 class GradientSums:
-    """The form of the sums of a loss's gradients. Replica context, unless a method says else.
+    """The sums of a loss's gradients over microbatches, of which each is a sum of tensors.
 
     Attributes:
-      strategy: The strategy.
       variables: The variables of the gradients.
-      by_rows: Whether the sum of each gradient consists of `Rows`.
+      rows: Rows of each gradient in a microbatch, for which a sparse sum has room; 0: a dense sum.
+      microbatches: Number of microbatches.
     """
 
-    strategy: tf.distribute.Strategy
     variables: Sequence[keras.Variable]
-    by_rows: Sequence[bool]
+    rows: Sequence[int]
+    microbatches: int
 
     def zeros(self) -> list[Any]:
-        """Returns the empty sums, one per variable."""
+        """Returns the empty sums, one per variable: values, or values and indices of rows."""
+        pairs = zip(self.variables, self.rows, strict=True)
+        rooms = [(v.value, rows * self.microbatches) for v, rows in pairs]
         return [
-            Rows(_empty_list(v.shape[1:], v.value.dtype), _empty_list([], tf.int64))
-            if by_rows
-            else tf.zeros_like(v.value)
-            for v, by_rows in zip(self.variables, self.by_rows, strict=True)
+            (tf.zeros([room, *v.shape[1:]], v.dtype), tf.zeros([room], tf.int64))
+            if room
+            else tf.zeros_like(v)
+            for v, room in rooms
         ]
 
-    def next(self, so_far: Any, values: tuple[Sequence[Gradient], tf.Tensor]) -> Any:
-        """Returns the sums with a microbatch.
+    def summands(self, gradients: Sequence[Gradient], index: tf.Tensor | int) -> list[Any]:
+        """Returns what a microbatch adds to the sums. Replica context.
 
         Args:
-          so_far: The sums of gradients and metrics so far; None returns those of the microbatch.
-          values: The microbatch's gradients and metric sums.
+          gradients: The gradients of the microbatch.
+          index: Number of the microbatch.
         """
-        gradients = [
-            _rows(gradient) if by_rows else gradient
-            for gradient, by_rows in zip(values[0], self.by_rows, strict=True)
-        ]
-        own = gradients, values[1]
-        return own if so_far is None else added(so_far, own)
-
-    def as_gradients(self, sums: Any) -> Any:
-        """Returns the sums of each replica as gradients. Cross-replica context."""
-        return self.strategy.run(self._gradients, args=(sums,)) if any(self.by_rows) else sums
-
-    def _gradients(self, sums: Sequence[Any]) -> list[Gradient]:
-        found = list(sums)
-        for place, (total, v) in enumerate(zip(sums, self.variables, strict=True)):
-            if isinstance(total, Rows):
-                values = _joined(total.values, v.shape[1:], v.value.dtype)
-                indices = _joined(total.indices, [], tf.int64)
-                shape = tf.constant(v.value.shape.as_list(), tf.int64)
-                found[place] = tf.IndexedSlices(values, indices, shape)
+        found: list[Any] = list(gradients)
+        for place, (gradient, rows) in enumerate(zip(gradients, self.rows, strict=True)):
+            if rows:
+                both = gradient.values, tf.cast(gradient.indices, tf.int64)
+                found[place] = tuple(self._in_its_room(x, rows, index) for x in both)
         return found
+
+    def _in_its_room(self, values: tf.Tensor, rows: int, index: tf.Tensor | int) -> tf.Tensor:
+        if missing := rows - values.shape[0]:  # not tf.pad, which has no int64 on GPUs
+            empty = tf.zeros([missing, *values.shape[1:]], values.dtype)
+            values = tf.concat([values, empty], axis=0)
+        is_own = with_rank(tf.equal(tf.range(self.microbatches), index), values.shape.rank + 1)
+        rooms = tf.where(is_own, values[tf.newaxis], tf.zeros([], values.dtype))
+        return tf.reshape(rooms, [-1, *values.shape[1:]])
+
+    def gradients(self, sums: Sequence[Any]) -> list[Gradient]:
+        """Returns the sums as gradients. Replica context."""
+        pairs = zip(sums, self.variables, strict=True)
+        return [
+            tf.IndexedSlices(*own, tf.constant(v.value.shape.as_list(), tf.int64))
+            if isinstance(own, tuple)
+            else own
+            for own, v in pairs
+        ]
 
 
 def gradient_sums(
     variables: Sequence[keras.Variable],
     tables: Mapping[int, Table],
     batch_size: int,
+    microbatches: int,
     strategy: tf.distribute.Strategy,
 ) -> GradientSums:
     """Returns the form of the sums of gradients. Cross-replica or replica context.
@@ -177,57 +173,15 @@ def gradient_sums(
       variables: The variables of the gradients.
       tables: The variables that the loss reads by rows (`tables_in`).
       batch_size: Number of examples of a global batch.
+      microbatches: Number of microbatches.
       strategy: The strategy.
-
-    Raises:
-      CannotCompileError: If a sum consists of rows, within what XLA compiles.
     """
-    examples = batch_size // strategy.num_replicas_in_sync
-    found = [table_of(variable, tables, strategy) for variable in variables]
-    by_rows = [
-        table is not None and table.lookups * examples < variable.shape[0]
-        for table, variable in zip(found, variables, strict=True)
-    ]
-    if any(by_rows) and is_compiled():
-        raise CannotCompileError("the number of rows of a sparse gradient depends on the examples")
-    return GradientSums(strategy, variables, by_rows)
-
-
-def added(sums: Any, own: Any) -> Any:
-    """Returns the sums with a microbatch's own, in a structure of tensors and `Rows`."""
-    if isinstance(sums, Rows):
-        push = tf.raw_ops.TensorListPushBack
-        return Rows(*(push(input_handle=x, tensor=y) for x, y in zip(sums, own, strict=True)))
-    if isinstance(sums, list | tuple):
-        return type(sums)(added(one, other) for one, other in zip(sums, own, strict=True))
-    return sums + own
-
-
-def has_rows(sums: Any) -> bool:
-    """Returns whether a structure of tensors contains `Rows`."""
-    if isinstance(sums, Rows):
-        return True
-    return isinstance(sums, list | tuple) and any(map(has_rows, sums))
-
-
-def _empty_list(rows: list[int], dtype: tf.DType) -> tf.Tensor:
-    return tf.raw_ops.EmptyTensorList(
-        element_shape=[-1, *rows], max_num_elements=-1, element_dtype=dtype
-    )
-
-
-def _joined(handle: tf.Tensor, rows: list[int], dtype: tf.DType) -> tf.Tensor:
-    joined = tf.raw_ops.TensorListConcatV2(
-        input_handle=handle,
-        element_shape=[-1, *rows],
-        leading_dims=tf.zeros([0], tf.int64),
-        element_dtype=dtype,
-    )[0]
-    return tf.ensure_shape(joined, [None, *rows])
-
-
-def _rows(gradient: Gradient) -> Rows:
-    if isinstance(gradient, tf.IndexedSlices):
-        return Rows(gradient.values, tf.cast(gradient.indices, tf.int64))
-    # Such as from a layer with a gradient of its own.
-    return Rows(gradient, tf.range(tf.shape(gradient, tf.int64)[0]))
+    examples = batch_size // strategy.num_replicas_in_sync // microbatches
+    rows = []
+    for variable in variables:
+        table, room = table_of(variable, tables, strategy), 0
+        if table is not None and table.lookups is not None:
+            # Some lookups may not follow the examples: few examples have as many as the probe.
+            room = -(-table.lookups * max(examples, table.examples) // table.examples)
+        rows.append(room if room * microbatches < variable.shape[0] else 0)
+    return GradientSums(variables, rows, microbatches)

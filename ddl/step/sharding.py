@@ -33,7 +33,6 @@ from ddl.optimizers import MomentumSGD
 from ddl.optimizers.checks import refusing_reductions
 from ddl.optimizers.fused import by_kernels
 from ddl.step import gradients as gradient_path
-from ddl.step.compiled import Compiler
 from ddl.step.gradients import prepare_optimizer
 from ddl.step.overflow import all_finite
 from ddl.step.sums import AllReduce
@@ -73,27 +72,24 @@ class ShardOfSlot:
     shape: tf.TensorShape
 
 
+@dataclasses.dataclass(eq=False)
 class Sharding:
     """The shares of the optimizers of a trainer.
 
     A Keras optimizer updates variables, and makes its slots in their shapes. A stand-in for each
-    weight has the shape of a share. During an update it holds the replica's share of the weight,
-    and at other times no memory.
+    weight has the shape of a share, and takes over the replica's share of the weight in an update.
 
     Attributes:
-      strategy: The strategy.
+      strategy: The strategy, with several replicas.
       all_reduce: Sums over the replicas.
       slots: The slots in shares, by the id of the optimizer's variable.
       stand_ins: The stand-ins, by the ids of optimizer and weight.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, all_reduce: AllReduce):
-        """Keeps the arguments; the strategy has several replicas."""
-        self.strategy = strategy
-        self.slots: dict[int, ShardOfSlot] = {}
-        self.all_reduce = all_reduce
-        self.stand_ins: dict[tuple[int, int], keras.Variable] = {}
-        self._weights: dict[int, keras.Variable] = {}
+    strategy: tf.distribute.Strategy
+    all_reduce: AllReduce
+    slots: dict[int, ShardOfSlot] = dataclasses.field(default_factory=dict)
+    stand_ins: dict[tuple[int, int], keras.Variable] = dataclasses.field(default_factory=dict)
 
     def prepare(
         self, optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]
@@ -114,30 +110,26 @@ class Sharding:
                 f"{', which is built' if optimizer.built else ''}. Leave the flag out, or use "
                 f"{either([of.__name__ for of in _BY_ENTRY])}, without a call of `build`."
             )
+        excluded: set[int] = getattr(optimizer, "_exclude_from_weight_decay", set())
         stand_ins = [self._stand_in(variable) for variable in variables]
+        shapes: dict[int, tf.TensorShape] = {}
         for variable, stand_in in zip(variables, stand_ins, strict=True):
             self.stand_ins[id(optimizer), id(variable)] = stand_in
-            self._weights[id(stand_in)] = variable
-        add, decays = optimizer.add_variable_from_reference, optimizer._use_weight_decay
+            shapes[id(stand_in)] = variable.value.shape
+            if id(variable) in excluded:
+                excluded.add(id(stand_in))
+        add, own = optimizer.add_variable_from_reference, vars(optimizer)
 
         def noted(reference_variable: Any, *args: Any, **kwargs: Any) -> keras.Variable:
             slot = add(reference_variable, *args, **kwargs)
-            whole = self._weights[id(reference_variable)].value.shape
-            self.slots[id(slot)] = ShardOfSlot(slot, whole)
+            self.slots[id(slot)] = ShardOfSlot(slot, shapes[id(reference_variable)])
             return slot
 
-        own = vars(optimizer)
-        # Users exclude weights from decay, `exclude_from_weight_decay` of ddl their stand-ins.
-        key = optimizer._var_key
-        weights = dict(zip(map(key, stand_ins), variables, strict=True))
-        own["_use_weight_decay"] = lambda v: decays(v) and decays(weights.get(key(v), v))
         own["add_variable_from_reference"] = noted
         try:
             prepare_optimizer(optimizer, stand_ins, self.strategy)
         finally:
             del own["add_variable_from_reference"]
-        for copy in self.copies(stand_ins):
-            _free(copy)
 
     def _stand_in(self, variable: keras.Variable) -> keras.Variable:
         size = _size_of_share(variable.value.shape, self.strategy.num_replicas_in_sync)
@@ -177,10 +169,7 @@ class Sharding:
 
     def finite(self, shares: list[Any]) -> tf.Tensor:
         """Returns whether gradients in shares are finite on all replicas, bool []."""
-
-        def overflowed(own: list[tf.Tensor]) -> tf.Tensor:
-            return tf.cast(~all_finite(own), tf.float64)[tf.newaxis]
-
+        overflowed = lambda own: tf.cast([~all_finite(own)], tf.float64)  # noqa: E731
         each = self.strategy.run(overflowed, args=(shares,))
         return tf.equal(self.all_reduce.of_sums(each)[0], 0)
 
@@ -230,13 +219,12 @@ def variables_of(
     optimizer: keras.optimizers.Optimizer, sharding: Sharding | None
 ) -> list[tf.Variable]:
     """Returns an optimizer's variables; of a slot in shares, each share of this worker."""
-    found: list[tf.Variable] = []
-    for variable in optimizer.variables:
-        if sharding is not None and id(variable) in sharding.slots:
-            found += sharding.copies([variable])
-        else:
-            found.append(variable.value)
-    return found
+    slots = {} if sharding is None else sharding.slots
+    return [
+        copy
+        for v in optimizer.variables
+        for copy in (sharding.copies([v]) if sharding and id(v) in slots else [v.value])
+    ]
 
 
 # ------------------------------------------------------------ the update
@@ -249,7 +237,6 @@ def apply_to_shares(
     variables: Sequence[keras.Variable],
     parts: Sequence[Any],
     clip: float | None,
-    compiler: Compiler,
 ) -> tf.Tensor:
     """Applies a gradient to each replica's share. Cross-replica context, in a graph.
 
@@ -261,7 +248,6 @@ def apply_to_shares(
       variables: The variables.
       parts: The optimizers and what each updates.
       clip: The largest global norm, or None.
-      compiler: Compiles the optimizers' computation, or not.
 
     Returns:
       The global norm before clipping, float64 [].
@@ -294,7 +280,7 @@ def apply_to_shares(
     for part in parts:
         own = [shares[place] for place in part.places(variables)]
         updated = [variables[place] for place in part.places(variables)]
-        _update(sharding, own, updated, part.optimizer, compiler)
+        _update(sharding, own, updated, part.optimizer)
     return norm
 
 
@@ -303,10 +289,8 @@ def _update(
     shares: list[Any],
     variables: Sequence[keras.Variable],
     optimizer: keras.optimizers.Optimizer,
-    compiler: Compiler,
 ) -> None:
     """Lets an optimizer update its share of its weights, and gathers the weights."""
-    strategy = sharding.strategy
     stand_ins = [sharding.stand_ins[id(optimizer), id(variable)] for variable in variables]
 
     def on_replica(gradients: list[tf.Tensor]) -> None:
@@ -314,46 +298,20 @@ def _update(
             # Not before the whole gradient is freed, so that the two are not in memory together.
             with tf.control_dependencies([gradient]):
                 _set(stand_in.value, own_share(tf.convert_to_tensor(variable.value)))
-        pairs = list(zip(gradients, stand_ins, strict=True))
-        compiler.of_update(lambda: _applied(optimizer, pairs), stand_ins, [optimizer])
-        own = [_taken(stand_in.value) for stand_in in stand_ins]
-        whole = gathered(own, [variable.value.shape for variable in variables])
+        optimizer.apply_gradients(zip(gradients, stand_ins, strict=True))
+        shapes = [variable.value.shape for variable in variables]
+        whole = gathered([tf.convert_to_tensor(one.value) for one in stand_ins], shapes)
         for variable, value in zip(variables, whole, strict=True):
             constraint = variable.constraint
             _set(variable.value, value if constraint is None else constraint(value))
 
-    if compiler.is_on:  # XLA takes the shapes that the stand-ins have while it is traced
-        with tf.init_scope():
-            for copy in sharding.copies(stand_ins):
-                _set(copy, tf.zeros(copy.shape, copy.dtype))
-    with refusing_reductions(strategy), by_kernels([optimizer]):
-        strategy.run(on_replica, args=(shares,))
-
-
-def _applied(optimizer: keras.optimizers.Optimizer, pairs: list[Any]) -> None:
-    optimizer.apply_gradients(pairs)  # not `apply`, as in `TrainStep.apply`
+    with refusing_reductions(sharding.strategy), by_kernels([optimizer]):
+        sharding.strategy.run(on_replica, args=(shares,))
 
 
 def _set(variable: tf.Variable, value: tf.Tensor) -> None:
-    """Assigns a value of any shape, on the variable's device."""
-    with tf.device(variable.device):
-        tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
-
-
-def _taken(variable: tf.Variable) -> tf.Tensor:
-    """Returns the value of a variable, and frees the variable's memory."""
-    value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
-    with tf.control_dependencies([value]):
-        _free(variable)
-    return tf.ensure_shape(value, variable.shape)
-
-
-def _free(variable: tf.Variable) -> None:
-    """Frees the memory of a variable: it holds no entries until it is assigned anew."""
-    empty = tf.zeros([0], variable.dtype)
-    if not tf.executing_eagerly():  # else the static shapes would not match
-        empty = tf.raw_ops.PlaceholderWithDefault(input=empty, shape=tf.TensorShape(None))
-    _set(variable, empty)
+    """Assigns a value to this replica's copy."""
+    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
 
 
 # ------------------------------------------------------------ shares of a tensor

@@ -26,7 +26,6 @@ from ddl.distribution.communication import Communication
 from ddl.distribution.devices import local_devices
 from ddl.distribution.path import path_of
 from ddl.step.gradients import Variables
-from ddl.step.rows import has_rows
 
 _SUM = tf.distribute.ReduceOp.SUM
 
@@ -74,7 +73,7 @@ def over_microbatches(
         return run(0, None)
     start = strategy.run(zeros)
     in_variables = len(local_devices(strategy)) > 1 and path_of(strategy).sums_on_devices
-    if not in_variables or has_rows(strategy.experimental_local_results(start)[0]):
+    if not in_variables:
         return tf.while_loop(
             lambda index, so_far: index < microbatches,
             lambda index, so_far: (index + 1, run(index, so_far)),

@@ -237,8 +237,7 @@ class TrainStep:
 
         def apply(parts: list[Part]) -> tf.Tensor:
             if self.sharding is not None:
-                given = variables, parts, clip, self.compiler
-                return apply_to_shares(self.sharding, values, factor, *given)
+                return apply_to_shares(self.sharding, values, factor, variables, parts, clip)
             optimizers = [part.optimizer for part in parts]
 
             def on_replica(own: Any, factor: Any) -> tf.Tensor:

@@ -84,7 +84,7 @@ def reduce_again_in_the_optimizer(patch):
 @breaks(TOKENS, Loss, "__init__")
 def divide_by_the_replicas_own_size(initialize, self, *arguments):
     initialize(self, *arguments)
-    self._global_batch_size //= self._replicas
+    self.global_batch_size //= self.replicas
 
 
 @breaks(TOKENS, GlobalGradient, "_factor")

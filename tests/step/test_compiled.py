@@ -34,14 +34,6 @@ class Warped(keras.layers.Layer):
         )
 
 
-class Cut(keras.layers.Layer):
-    """A shape that depends on values, which XLA must know."""
-
-    def call(self, images):
-        rows = tf.cast(tf.reduce_max(images), tf.int32)
-        return tf.reshape(tf.slice(images, [0, 0, 0, 0], [-1, 4 * rows, 4, 1]), [-1, 4, 4, 1])
-
-
 class Summed(keras.layers.Layer):
     def call(self, images):
         context = tf.distribute.get_replica_context()
@@ -79,12 +71,11 @@ def trainer(layer, strategy=None, jit_compile="on", **arguments):
     ("layer", "replicas", "words"),
     [
         (lambda: Warped(name="warp"), 1, ["warp", "/ImageProjectiveTransformV3"]),
-        (lambda: Cut(name="cut"), 1, ["cut", "/Slice"]),
         (lambda: Noisy(name="drops"), 1, ["drops", "other random", "keras.random"]),
         (normalization, 2, ["shared_moments", "sums over the replicas"]),
         (lambda: Summed(name="summed"), 2, ["across replicas"]),
     ],
-    ids=["operation", "shape", "draws", "normalization", "collective"],
+    ids=["operation", "draws", "normalization", "collective"],
 )
 def test_a_layer_that_cannot_be_compiled_is_named_before_training(layer, replicas, words):
     made = trainer(layer, make_strategy("mirrored", 2) if replicas == 2 else None)
@@ -95,14 +86,6 @@ def test_a_layer_that_cannot_be_compiled_is_named_before_training(layer, replica
     assert made.step == 0
 
 
-def test_dropout_of_keras_is_compiled_and_draws_the_same():
-    found, plain = (
-        trainer(lambda: keras.layers.Dropout(0.5), jit_compile=jit_compile).train(2)["loss"]
-        for jit_compile in ("on", "off")
-    )
-    assert found == pytest.approx(plain, rel=1e-6)
-
-
 @pytest.fixture
 def compiling(monkeypatch):
     """Makes `auto` compile on CPUs."""
@@ -111,13 +94,11 @@ def compiling(monkeypatch):
 
 def test_auto_goes_without_and_says_so(compiling, caplog):
     made = trainer(lambda: Warped(name="warp"), jit_compile="auto", eval_data=DATA)
-    loss = made.train(2)["loss"]
+    made.train(2)
     made.evaluate()
     texts = [record.getMessage() for record in caplog.records]
     said = [text for text in texts if "ImageProjectiveTransformV3" in text]
     assert [text.split()[0] for text in said] == ["Training", "Evaluation"]
-    plain = trainer(lambda: Warped(name="warp"), jit_compile="off").train(2)["loss"]
-    assert loss == pytest.approx(plain, rel=1e-6)
 
 
 def test_compiles_on_gpus_alone_unless_asked(monkeypatch):
@@ -143,23 +124,12 @@ def pieces(made):
     return [f.signature.name for f in functions if f.attr["_XlaMustCompile"].b]
 
 
-def test_pieces():
-    """The loop's condition, and an update of one replica, or else four parts of it.
-
-    These are forward and backward, update, average; and the sums, once for all replicas.
-    """
-    arguments = {"clip_norm": 1.0, "weight_average": ddl.ExponentialMovingAverage()}
-    assert len(pieces(trainer(keras.layers.Flatten, **arguments))) == 1 + 1
-    two = trainer(keras.layers.Flatten, make_strategy("mirrored", 2), **arguments)
-    assert len(pieces(two)) == 1 + 3 * 2 + 1
-    assert not pieces(trainer(keras.layers.Flatten, jit_compile="auto"))
-
-
 def test_the_update_is_compiled_where_a_layer_communicates(compiling):
     set_precision("float64")
     arguments = {"clip_norm": 0.1, "weight_average": ddl.ExponentialMovingAverage()}
     strategy = make_strategy("mirrored", 2)
     found, plain = (trainer(normalization, strategy, x, **arguments) for x in ("auto", "off"))
+    # The loop's condition, update and average of each replica, and the sums; no passes.
     assert len(pieces(found)) == 1 + 2 * 2 + 1
     assert not pieces(plain)
     for one in (found, plain):

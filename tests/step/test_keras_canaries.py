@@ -4,8 +4,6 @@ The tests marked as expected failures say what would be right. The day one of th
 has mended it: then look whether what ddl does instead is still needed.
 """
 
-import inspect
-
 import keras
 import numpy as np
 import pytest
@@ -63,16 +61,6 @@ def test_keras_skips_an_overflow_on_any_replica(replica):
     assert float(optimizer.dynamic_scale.numpy()) == 4.0
 
 
-@keras_is_wrong
-def test_keras_clips_the_gradient_of_the_global_batch():
-    """Gradients 3 and 4 of two replicas are 7 together, and 1 when clipped; Keras makes it 2."""
-    strategy = make_strategy("mirrored", 2)
-    kernel, optimizer = linear_model(strategy, lambda: keras.optimizers.SGD(1.0, clipvalue=1.0))
-    gradient = lambda: (3.0 + tf.cast(replica_id(), tf.float32)) * tf.ones([2, 1])  # noqa: E731
-    copy, _ = apply(strategy, optimizer, kernel, gradient)
-    assert np.allclose(copy, -1.0)
-
-
 def kept(strategy, layer):
     @tf.function(autograph=False)
     def masks():
@@ -109,15 +97,6 @@ def test_keras_keeps_one_set_of_statistics():
     assert first.numpy() == second.numpy()
 
 
-def test_keras_accumulation_still_fails_in_a_graph():
-    strategy = make_strategy("mirrored", 2)
-    kernel, optimizer = linear_model(
-        strategy, lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
-    )
-    with pytest.raises(RuntimeError, match="merge_call"):
-        apply(strategy, optimizer, kernel, lambda: tf.ones([2, 1]))
-
-
 # What ddl relies on that Keras does not promise.
 
 
@@ -133,20 +112,6 @@ def test_keras_sums_over_replicas_through_the_hook_that_ddl_replaces():
             np.testing.assert_array_equal(copy, expected)
 
 
-def test_keras_offers_no_public_way_to_leave_the_sum_out():
-    parameters = inspect.signature(keras.optimizers.Optimizer.apply).parameters
-    assert list(parameters) == ["self", "grads", "trainable_variables"]
-
-
-def test_batch_normalization_asks_its_moments_hook():
-    layer = keras.layers.BatchNormalization(momentum=0.0)
-    layer.build((None, 2))
-    layer._moments = lambda inputs, mask: (tf.constant([1.0, 2.0]), tf.constant([3.0, 4.0]))
-    layer(tf.zeros([4, 2]), training=True)
-    np.testing.assert_array_equal(layer.moving_mean.numpy(), [1.0, 2.0])
-    np.testing.assert_array_equal(layer.moving_variance.numpy(), [3.0, 4.0])
-
-
 def test_central_storage_still_refuses_batch_normalization():
     """Without the aggregation that ddl.step.moving_statistics gives its variables."""
     strategy = make_strategy("central_storage", 2)
@@ -155,14 +120,3 @@ def test_central_storage_still_refuses_batch_normalization():
         layer.build((None, 1))
     with pytest.raises(ValueError, match="aggregation"):
         strategy.run(lambda: layer(tf.ones([4, 1]), training=True))
-
-
-def test_tensorflows_asynchronous_checkpoints_still_fail_at_the_second_save(tmp_path):
-    """With variables of Keras 3; else ddl.checkpoints.snapshot could do without its own way."""
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    checkpoint = tf.train.Checkpoint(model=model)
-    options = tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True)
-    checkpoint.write(str(tmp_path / "one"), options)
-    with pytest.raises(ValueError, match="singleton tf.Variables"):
-        checkpoint.write(str(tmp_path / "two"), options)
-    checkpoint.sync()

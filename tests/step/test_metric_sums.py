@@ -45,21 +45,12 @@ def test_sums_add_up_over_any_split(rows, parts):
         assert math.isnan(layout().means(total)["loss"])
 
 
-@pytest.mark.parametrize(
-    ("function", "mean", "expected"),
-    [
-        (math.exp, 710.0, math.inf),  # OverflowError
-        (math.log, 0.0, NAN),  # ValueError
-        (lambda mean: 1 / mean, 0.0, NAN),  # ZeroDivisionError
-        (lambda mean: 1.0, NAN, NAN),  # not called: there is no mean
-        (math.exp, 1.0, math.e),
-    ],
-)
-def test_a_function_without_a_value_is_nan(function, mean, expected):
-    weight = 0.0 if math.isnan(mean) else 2.0
-    vector = np.array([weight, weight, 0.0 if weight == 0 else weight * mean])
-    found = layout(own=OfMean(tf.zeros([2]), function)).means(vector)
-    np.testing.assert_allclose(found["own"], expected, rtol=1e-15)
+def test_a_function_without_a_value_is_nan():
+    functions = {math.exp: math.inf, math.log: NAN, lambda mean: 1 / (mean - 710): NAN}
+    for function, expected in functions.items():
+        mean = -1.0 if function is math.log else 710.0
+        found = layout(own=OfMean(tf.zeros([2]), function)).means(np.array([2.0, 0.0, 2 * mean]))
+        np.testing.assert_equal(found["own"], expected)
 
 
 def test_padding_counts_nothing_and_counts_are_exact():
@@ -92,8 +83,3 @@ def test_a_row_with_nan_is_wrong_for_every_label(dtype):
         labels = tf.fill([len(rows)], tf.constant(label, tf.int64))
         assert not accuracy(labels, logits).numpy().any()
         assert not top_k_accuracy(labels, logits, 2).numpy().any()
-
-
-def test_top_k_gives_nothing_for_a_model_that_says_the_same_of_all_classes():
-    assert accuracy(tf.constant([0, 1, 2]), tf.zeros([3, 3])).numpy().tolist() == [1, 0, 0]
-    assert not top_k_accuracy(tf.constant([0, 9]), tf.zeros([2, 10]), 5).numpy().any()

@@ -6,24 +6,22 @@ import tensorflow as tf
 import ddl
 from ddl.errors import ConfigError
 from ddl.precision import set_precision
-from tests.conftest import for_each_kind_on_two, make_strategy
-from tests.training.overflowing import Overflowing, second_batch_on
-from tests.training.test_trainer import DATA
+from tests.conftest import make_strategy
 
 
-def normalizing(strategy, *layers, examples=32, **arguments):
+def normalizing(strategy, *layers, **arguments):
     """A trainer of a model with the given layers, by default a plain BatchNormalization."""
     set_precision("float64")
     keras.utils.set_random_seed(0)
     data = np.random.default_rng(0)
-    images = data.normal(size=(examples, 3)) + np.arange(examples)[:, None]
+    images = data.normal(size=(32, 3)) + np.arange(32)[:, None]
     with strategy.scope():
         made = [layer() for layer in layers] or [keras.layers.BatchNormalization(momentum=0.5)]
         model = keras.Sequential([keras.Input((3,)), *made, keras.layers.Dense(2)])
         trainer = ddl.Trainer(
             ddl.Classification(model),
             keras.optimizers.SGD(0.1),
-            {"image": images, "label": np.arange(examples) % 2},
+            {"image": images, "label": np.arange(32) % 2},
             global_batch_size=32,
             shuffle=False,
             **arguments,
@@ -37,25 +35,14 @@ def copies(trainer):
     return [copy.numpy() for copy in local]
 
 
-@pytest.mark.parametrize("kind", ["mirrored", "central_storage"])
-@pytest.mark.parametrize("examples", [32, 20], ids=["full", "padded"])
-def test_a_plain_normalization_is_over_the_global_batch(kind, examples):
-    trainer, images = normalizing(make_strategy(kind, 2), examples=examples)
+def test_moving_moments_of_each_replica_are_averaged_in_each_update():
+    trainer, images = normalizing(make_strategy("mirrored", 2), batch_moments="per_replica")
     trainer.train(1)
+    of_replicas = images.reshape(2, 16, 3)
     for copy in copies(trainer):
         np.testing.assert_allclose(copy, images.mean(0) / 2, rtol=1e-14)
-
-
-@pytest.mark.parametrize("kind", ["mirrored", "central_storage"])
-def test_moving_moments_of_each_replica_are_averaged_in_each_update(kind):
-    trainer, images = normalizing(make_strategy(kind, 2), batch_moments="per_replica")
-    trainer.train(1)
-    means = [images[:16].mean(0), images[16:].mean(0)]
-    of_variances = [images[:16].var(0), images[16:].var(0)]
-    for copy in copies(trainer):
-        np.testing.assert_allclose(copy, np.mean(means, 0) / 2, rtol=1e-14)
     variance = trainer.model.layers[0].moving_variance.numpy()  # not that of all rows
-    np.testing.assert_allclose(variance, 0.5 + np.mean(of_variances, 0) / 2, rtol=1e-14)
+    np.testing.assert_allclose(variance, 0.5 + of_replicas.var(1).mean(0) / 2, rtol=1e-14)
 
 
 class RunningMean(keras.layers.Layer):
@@ -70,74 +57,12 @@ class RunningMean(keras.layers.Layer):
         return x
 
 
-class OwnMoments(keras.layers.BatchNormalization):
-    def _moments(self, inputs, mask):
-        return super()._moments(inputs, mask)
-
-
 def test_a_layer_that_writes_other_values_on_other_replicas_is_refused():
     trainer, _ = normalizing(make_strategy("mirrored", 2), RunningMean)
     with pytest.raises(ConfigError, match=r"running_mean.* other replicas.*sum_over_replicas"):
         trainer.train(1)
 
 
-def test_a_normalization_with_moments_of_its_own_is_refused():
-    with pytest.raises(ConfigError, match="must not depend on other examples"):
-        normalizing(make_strategy("mirrored", 2), OwnMoments)
-
-
-@pytest.mark.parametrize(
-    "layer",
-    [RunningMean, lambda: keras.layers.SpectralNormalization(keras.layers.Dense(3))],
-    ids=["running mean", "spectral"],
-)
-def test_a_layer_that_moves_in_each_microbatch_is_refused(layer):
-    with pytest.raises(ConfigError, match=r"assigns to '.*(running_mean|spectral).*STEPS = 1"):
-        normalizing(make_strategy("one_device", 1), layer, accumulation_steps=2)
-
-
-class Counter(keras.layers.Layer):
-    """Writes an integer, and keeps an infinite constant."""
-
-    def build(self, shape):
-        arguments = {"shape": (), "trainable": False}
-        self.calls = self.add_weight(name="calls", dtype="int32", initializer="zeros", **arguments)
-        self.mask = self.add_weight(
-            name="mask", initializer=lambda shape, dtype: tf.constant(-np.inf, dtype), **arguments
-        )
-
-    def call(self, x, training=False):
-        if training:
-            self.calls.assign(self.calls + 1)
-        return x + tf.cast(tf.exp(self.mask), x.dtype)
-
-
-@for_each_kind_on_two
-def test_any_variable_that_a_layer_writes(strategy):
-    """Each strategy counts, a skipped update restores the count, infinities stay."""
-    set_precision("mixed_float16")
-    with strategy.scope():
-        counter = Counter()
-        scaled = keras.layers.Rescaling(1 / 255)
-        layers = [scaled, keras.layers.Flatten(), counter, keras.layers.Dense(2)]
-        model = keras.Sequential([keras.Input((6, 6, 1)), *layers])
-        task = Overflowing(model, second_batch_on(0))
-        trainer = ddl.Trainer(
-            task,
-            keras.optimizers.SGD(1e-4),
-            DATA,
-            eval_data=DATA,
-            global_batch_size=32,
-            weight_average=ddl.ExponentialMovingAverage(0.5),
-            loss_scale=ddl.LossScale(1024.0),
-            max_skipped_updates=1,
-        )
-    trainer.train(1)
-    # Calls the loop: `train` would raise TrainingDiverged and trace the gradients once more.
-    trainer.state = trainer._runner.loop.run(trainer.state, 2)
-    assert (trainer.step, trainer.skipped_updates) == (1, 1)
-    trainer.evaluate()
-    assert counter.calls.numpy() == 1
-    assert counter.mask.numpy() == -np.inf
-    values = [v.numpy() for v in trainer.averages.variables]
-    assert [value for value in values if not np.isfinite(value).all()] == [-np.inf]
+def test_a_layer_that_moves_in_each_microbatch_is_refused():
+    with pytest.raises(ConfigError, match=r"assigns to '.*running_mean.*STEPS = 1"):
+        normalizing(make_strategy("one_device", 1), RunningMean, accumulation_steps=2)

@@ -1,15 +1,10 @@
 """Small trainers with their optimizers' state in shares or whole, and what they trained."""
 
-import functools
-
 import keras
 import numpy as np
 import tensorflow as tf
 
 import ddl
-from ddl.optimizers.groups import by_name
-from ddl.precision import set_precision
-from tests.training.overflowing import Overflowing, second_batch_on
 
 _RANDOM = np.random.default_rng(0)
 DATA = (_RANDOM.normal(size=(70, 7)), _RANDOM.integers(0, 5, 70))
@@ -34,9 +29,6 @@ def adamw():
     return keras.optimizers.AdamW(0.01, weight_decay=0.1)
 
 
-sgd = functools.partial(keras.optimizers.SGD, 0.1, momentum=0.9)
-
-
 def make(strategy, shards, optimizer=adamw, task=ddl.Classification, model=network, **arguments):
     """Builds a trainer; the same weights whatever the arguments."""
     keras.utils.set_random_seed(0)
@@ -49,19 +41,6 @@ def make(strategy, shards, optimizer=adamw, task=ddl.Classification, model=netwo
             strategy=strategy,
             shard_optimizer_state=shards,
         )
-
-
-def after_an_overflow(strategy, shards, **arguments):
-    """A trainer with everything that works on gradients; its second batch overflows."""
-    set_precision("mixed_float16")
-    return make(
-        strategy,
-        shards,
-        sgd,
-        task=lambda model: Overflowing(model, second_batch_on(1)),
-        **{"accumulation_steps": 2, "clip_norm": 0.3, "loss_scale": ddl.LossScale(1024.0)},
-        **{"weight_average": ddl.ExponentialMovingAverage(0.9), **arguments},
-    )
 
 
 def weights(trainer) -> list[np.ndarray]:
@@ -104,24 +83,6 @@ def figures(trainer, steps=5) -> list[np.ndarray]:
 def assert_close(one, other, atol=1e-10):
     for a, b in zip(one, other, strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=atol)
-
-
-def held(trainer) -> list[np.ndarray]:
-    """Weights, averages, and the optimizers' variables as each replica of this process has them."""
-    optimizers = by_name(trainer.optimizer).values()
-    slots = [v.value for one in optimizers for v in one.variables]
-    copies = [trainer.strategy.experimental_local_results(variable) for variable in slots]
-    averages = [] if trainer.averages is None else trainer.averages.variables
-    return [
-        *weights(trainer),
-        *(copy.numpy() for each in copies for copy in each),
-        *(copy.numpy() for copy in averages),
-    ]
-
-
-def wide() -> keras.Model:
-    """A network whose shares TensorFlow would not copy from the weights: their entries align."""
-    return keras.Sequential([keras.Input([7]), keras.layers.Dense(64, use_bias=False)])
 
 
 def memory_of(value) -> np.ndarray:
