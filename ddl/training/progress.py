@@ -18,7 +18,6 @@ from ddl.figures import (
     is_one_of_many,
 )
 from ddl.output import Dropping, dropping, printable, say
-from ddl.training.actions import EachLoop
 
 _ORDER = ("loss", "accuracy")
 
@@ -111,7 +110,7 @@ def open_bar(console: Console, step: int, total: int) -> Bar | None:
 @contextmanager
 def shown(
     total: int, shows: bool, figures: Callable[[], Mapping[str, float]]
-) -> Iterator[list[EachLoop]]:
+) -> Iterator[list[Callable[[int], None]]]:
     """Returns actions that show the progress of a training; none where no bar can be shown.
 
     The bar appears after the first loop, if that is not the last: short calls show nothing.
@@ -131,7 +130,7 @@ def shown(
             bar.advance(step, figures())
 
     try:
-        yield [EachLoop(show)] if shows and (_on_terminal() or in_notebook()) else []
+        yield [show] if shows and (_on_terminal() or in_notebook()) else []
     finally:
         if bar is not None:
             bar.close()

@@ -13,7 +13,6 @@ import ddl
 from ddl.data import BatchPipeline
 from ddl.errors import ConfigError, DataError
 from ddl.training import checks
-from ddl.training.actions import EachLoop
 from tests.conftest import make_strategy
 
 
@@ -146,7 +145,7 @@ def test_the_trained_variables_are_fixed(trainer):
         trainer.model.get_layer("hidden").trainable = False
 
     with pytest.raises(ConfigError, match="trainable of layer 'hidden' has no effect: it was True"):
-        trainer.train(4, [EachLoop(freeze)])
+        trainer.train(4, [freeze])
     trainer.model.get_layer("hidden").trainable = True
     trainer.train(1)
     trainer.model.add(keras.layers.Dense(2, name="more"))

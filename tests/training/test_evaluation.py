@@ -10,7 +10,6 @@ import tensorflow as tf
 
 import ddl
 from ddl.errors import ConfigError, DataError
-from ddl.training.actions import EachLoop
 from tests.conftest import make_strategy
 
 IMAGES = np.random.default_rng(0).normal(size=(30, 3)).astype("f4")
@@ -144,7 +143,7 @@ def test_open_iterators_of_predictions_keep_the_evaluation_weights():
         next(opened[-1])
 
     with pytest.raises(ConfigError, match=r"predict_batches .* before training"):
-        trainer.train(3, [EachLoop(keep)])
+        trainer.train(3, [keep])
     assert len(opened) == 1  # it does not train on from the averages
     opened[0].close()
     trainer.train(1)

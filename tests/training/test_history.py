@@ -8,7 +8,7 @@ import pytest
 
 import ddl
 from ddl.errors import ConfigError
-from ddl.training.actions import Periodic
+from ddl.training.runner import Periodic
 from ddl.training.history import History
 from tests.conftest import make_strategy
 

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 import ddl
 from ddl.errors import TrainingDiverged
-from ddl.training.state_checks import ReplicasDifferError
+from ddl.training.checks import ReplicasDifferError
 from tests.conftest import make_strategy
 
 DATA = {"image": np.ones((8, 3), "f4"), "label": np.zeros(8, "i4")}

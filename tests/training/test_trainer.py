@@ -12,7 +12,6 @@ import tensorflow as tf
 
 import ddl
 from ddl.precision import set_precision
-from ddl.training.actions import EachLoop
 from ddl.training.pace import Pace
 from tests.conftest import make_strategy
 from tests.training.overflowing import Overflowing
@@ -81,9 +80,9 @@ def test_one_trace_serves_all_loops():
     trainer.task.per_example = counted
     trainer.trace()
     assert (trainer.step, trainer.trace_count, traced) == (0, 1, 2)  # once a replica
-    trainer.train(25, [EachLoop(loops.append)])
+    trainer.train(25, [loops.append])
     trainer.evaluate()
-    trainer.train(15, [EachLoop(loops.append)])
+    trainer.train(15, [loops.append])
     assert loops == [10, 20, 25, 35, 40]
     assert (trainer.trace_count, traced) == (1, 2)
 
