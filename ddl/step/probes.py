@@ -21,6 +21,7 @@ All runs are on one device and leave every variable unchanged.
 
 import dataclasses
 import math
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
@@ -124,7 +125,7 @@ class Probes:
         self._task = task
         self._strategy = strategy
         self._optimizers = optimizers
-        self._rows: dict[int, _Features] = {}
+        self._rows = weakref.WeakKeyDictionary[BatchPipeline, _Features]()
         self._read: set[str] = set()  # features named like weights that any loss has read
 
     def form(self, loss: Loss, pipeline: BatchPipeline, training: bool) -> Form:
@@ -170,14 +171,14 @@ class Probes:
 
     def _examples(self, pipeline: BatchPipeline) -> _Features:
         """Returns 12 examples of a source, without their weights; they repeat if there are few."""
-        if id(pipeline) not in self._rows:
+        if pipeline not in self._rows:
             count = _EIGHT + _FOUR
             with data_errors(pipeline.source):
                 rows = pipeline.first_examples(count)
             rows.pop("weight", None)
             places = np.arange(count) % min(count, pipeline.num_examples or count)
-            self._rows[id(pipeline)] = {k: tf.gather(v, places) for k, v in rows.items()}
-        return self._rows[id(pipeline)]
+            self._rows[pipeline] = {k: tf.gather(v, places) for k, v in rows.items()}
+        return self._rows[pipeline]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -71,18 +71,16 @@ class BatchWorkers:
           ConfigError: If the data are neither arrays that can be sent nor a stream of TensorFlow's
             operations alone.
         """
-        self._pipeline, self._source = pipeline, pipeline.source
-        self._arrays: dict[str, Any] | None = None
+        self._pipeline = pipeline
+        self._source: Any = pipeline.source
+        arrays = numeric_arrays(self._source)
+        self._arrays = arrays and {name: packed(array, False) for name, array in arrays.items()}
+        size, cannot = sum(array.nbytes for array in (arrays or {}).values()), ""
         if isinstance(self._source, Stream):
-            python = self._python_operation()
-            cannot = python and f"the stream, which calls {python.name} ({python.op})"
-        else:
-            arrays = numeric_arrays(self._source) or {}
-            size = sum(array.nbytes for array in arrays.values())
-            cannot = "" if arrays else self._source.name
-            if size > _SENT_UP_TO_BYTES:
-                cannot = f"{size / 1e9:.1f} GB of arrays"
-            self._arrays = {name: packed(array, False) for name, array in arrays.items()}
+            if (python := self._python_operation()) is not None:
+                cannot = f"the stream, which calls {python.name} ({python.op})"
+        elif not arrays or size > _SENT_UP_TO_BYTES:
+            cannot = f"{size / 1e9:.1f} GB of arrays" if arrays else self._source.name
         if cannot:
             raise ConfigError(
                 "With parameter servers, workers run no Python, and get at most 2 GB of arrays: "
@@ -115,7 +113,7 @@ class BatchWorkers:
     def ranges(self, first: int, total: int) -> Iterator[tuple[int, int]]:
         """Yields the ranges into which batches are split, each as its first batch and length."""
         number = min(total, self.slots)
-        ends = [first + total * place // number for place in range(number + 1)] if number else []
+        ends = [first + total * place // number for place in range(number + 1)]
         return ((start, stop - start) for start, stop in itertools.pairwise(ends))
 
     def schedule(self, function: Any, first: int, count: int, *tensors: tf.Tensor) -> Any:

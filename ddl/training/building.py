@@ -6,7 +6,6 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from ddl.choices import BatchMoments
 from ddl.data.checks import check_same_classes, check_same_features
 from ddl.data.conversion import as_source, sources_by_name
 from ddl.data.pipeline import BatchPipeline
@@ -17,7 +16,6 @@ from ddl.optimizers.groups import Optimizers, groups_by_name
 from ddl.precision import LossScale
 from ddl.seeds import hashed
 from ddl.step.loss import Loss
-from ddl.step.moving_statistics import Statistics
 from ddl.step.planning import Plan, plan_built_in, plan_own
 from ddl.step.probes import Probes
 from ddl.tasks.parts import layers_of
@@ -173,11 +171,11 @@ def planned(
     return plan
 
 
-def training_layers(task: Task, plan: Plan) -> list[keras.layers.Layer]:
-    """Returns the layers of the task, without those that only compute as in an evaluation."""
+def normalizing_layers(plan: Plan) -> list[keras.layers.BatchNormalization]:
+    """Returns the layers that take moments of a microbatch in training."""
     losses = (*plan.losses.values(), *plan.means.values())
-    in_training = {id(layer) for one in losses for layer in one.training.layers}
-    return [layer for layer in layers_of(task) if id(layer) in in_training]
+    every = {id(layer): layer for one in losses for layer in one.training.layers}
+    return [x for x in every.values() if isinstance(x, keras.layers.BatchNormalization)]
 
 
 def known_loss_scale(
@@ -212,15 +210,3 @@ def not_updated(
     own = [(layer, v) for layer in layers for v in layer._trainable_variables]
     trained = {id(v) for layer, v in own if layer.trainable and v.trainable}
     return [v for _, v in own if id(v) not in trained]
-
-
-def moved_alone(
-    layers: Sequence[keras.layers.Layer],
-    strategy: tf.distribute.Strategy,
-    batch_moments: BatchMoments,
-) -> Statistics | None:
-    """Returns the moving moments that each replica moves by its own rows; None: by all rows."""
-    if batch_moments == "global":
-        return None
-    normalizing = [x for x in layers if isinstance(x, keras.layers.BatchNormalization)]
-    return Statistics(normalizing, strategy)

@@ -7,6 +7,7 @@ import math
 import os
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, get_type_hints
 
 import keras
@@ -38,7 +39,7 @@ from ddl.tasks.parts import (
 )
 from ddl.tasks.task import Task, has_step
 
-_CHECKED_ELSEWHERE = ("task", "optimizer", "global_batch_size", "corpus_metrics", "return")
+_CHECKED_ELSEWHERE = ("task", "optimizer", "corpus_metrics", "return")
 _LARGE_TABLE = 2**20  # entries, from which a dense update takes noticeable time
 
 _MOST_SIZES = 1000  # files whose sizes are compared: a network drive takes time for each
@@ -65,46 +66,41 @@ def check_types(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
       given: Its arguments by name.
     """
     for name, kind in get_type_hints(function).items():
-        value, wanted = given.get(name), inspect.formatannotation(kind)
         if name in _CHECKED_ELSEWHERE or kind is Any:
             continue
-        try:
+        value, wanted = given[name], inspect.formatannotation(kind)
+        with suppress(typeguard.TypeCheckError):
             typeguard.check_type(value, kind)
-            fits = not isinstance(value, bool) or "bool" in wanted
-        except typeguard.TypeCheckError:
-            fits = False
-        if not fits:
-            raise ConfigError(f"Trainer.{name} must be {wanted}, got {value!r:.80}.")
+            if not isinstance(value, bool) or "bool" in wanted:
+                continue
+        raise ConfigError(f"Trainer.{name} must be {wanted}, got {value!r:.80}.")
 
 
 class TrainedVariables:
     """The choice of trained variables, as it was when the trainer was created."""
 
     def __init__(self, task: Task):
-        """Records the choice.
-
-        Args:
-          task: The trainer's task.
-        """
+        """Records the choice of the trainer's task."""
         self._layers, self._models = layers_of(task), models_of(task)
         self._were = self._are()
 
     def check(self) -> None:
         """Raises ConfigError if a layer or model now trains other variables."""
-        for (place, was), (_, now) in zip(self._were, self._are(), strict=True):
-            if was != now:
+        now = self._are()
+        for place, was in self._were.items():
+            if was != now[place]:
                 raise ConfigError(
                     f"Changing {place} has no effect: it was {was!r:.80} when the trainer was "
-                    f"created, and is now {now!r:.80}. Create a new Trainer with a new optimizer."
+                    f"created, and is now {now[place]!r:.80}. Create a new Trainer with a new "
+                    "optimizer."
                 )
 
-    def _are(self) -> list[tuple[str, Any]]:
-        of_models = [
-            (f"the list of trainable variables of task.{name}", [v.path for v in own])
-            for name, own in ((n, one.trainable_variables) for n, one in self._models.items())
-        ]
-        of_layers = [(f"trainable of layer {x.name!r}", x.trainable) for x in self._layers]
-        return [*of_layers, *of_models]
+    def _are(self) -> dict[str, Any]:
+        found = {f"trainable of layer {x.name!r}": x.trainable for x in self._layers}
+        for name, model in self._models.items():
+            paths = [variable.path for variable in model.trainable_variables]
+            found[f"the list of trainable variables of task.{name}"] = paths
+        return found
 
 
 # ------------------------------------------------------------ the global batch size
@@ -159,24 +155,16 @@ def check_batch_split(
       ConfigError: If the batch does not divide evenly, with the nearest sizes that do; or if a
         number is not an integer of at least 1.
     """
-    named = global_batch_size if isinstance(global_batch_size, Mapping) else {"": global_batch_size}
+    check_positive("Trainer.accumulation_steps", accumulation_steps)
     unit = replicas * accumulation_steps
-    for size in named.values():
-        for name, value in (
-            ("accumulation_steps", accumulation_steps),
-            ("global_batch_size", size),
-        ):
-            if type(value) is not int or value < 1:
-                raise ConfigError(
-                    f"Trainer.{name} must be an integer of at least 1, got {value!r}."
-                )
+    named = isinstance(global_batch_size, Mapping)
+    for size in global_batch_size.values() if named else [global_batch_size]:
+        check_positive("Trainer.global_batch_size", size)
         if size % unit:
-            nearest = " or ".join(
-                str(n) for n in (size // unit * unit, -(-size // unit) * unit) if n
-            )
+            near = " or ".join(str(n) for n in (size // unit * unit, -(-size // unit) * unit) if n)
             raise ConfigError(
                 f"The global batch size must be a multiple of {unit} ({replicas} replicas × "
-                f"{accumulation_steps} accumulation steps), got {size}. Use {nearest}, or change "
+                f"{accumulation_steps} accumulation steps), got {size}. Use {near}, or change "
                 "the number of devices."
             )
 
@@ -209,12 +197,9 @@ def check_same_data(
     if workers.number == 1:
         return
     named = {f"training data {name!r}" if name else "training data": p for name, p in train.items()}
-    facts = {
-        f"{fact} of the {data}": value
-        for data, pipeline in (named | {"evaluation data": evaluation}).items()
-        if pipeline is not None
-        for fact, value in _facts(pipeline).items()
-    }
+    if evaluation is not None:
+        named["evaluation data"] = evaluation
+    facts = {f"{fact} of the {n}": v for n, p in named.items() for fact, v in _facts(p).items()}
     expected, *others = [json.loads(t) for t in workers.gather_texts(json.dumps(facts))]
     for name, worker in itertools.product(expected, range(1, workers.number)):
         here, there = expected[name], others[worker - 1].get(name, "none")
@@ -282,14 +267,6 @@ def check_computes_by_row(layers: Iterable[keras.layers.Layer]) -> None:
             )
 
 
-def depends_on_microbatches(layers: Sequence[keras.layers.Layer]) -> bool:
-    """Returns whether a layer takes statistics of a microbatch.
-
-    Variables that a user's layer writes in its forward pass are not examined.
-    """
-    return any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers)
-
-
 def warn_of_batch_moments(
     layers: Sequence[keras.layers.Layer],
     strategy: tf.distribute.Strategy,
@@ -305,17 +282,12 @@ def warn_of_batch_moments(
       batch_moments: As `ddl.Trainer` takes it.
     """
     names = ", ".join(x.name for x in layers if isinstance(x, keras.layers.BatchNormalization))
-    reasons = {
-        "replica (Trainer.batch_moments = 'per_replica'), so the number of replicas": batch_moments
-        == "per_replica"
-        and strategy.num_replicas_in_sync > 1,
-        f"microbatch, so ACCUMULATION_STEPS = {microbatches}": microbatches > 1,
-    }
-    for reason, holds in reasons.items():
-        if names and holds:
-            logging.warning(
-                "The layers %s take moments of each %s changes the training result.", names, reason
-            )
+    said = "The layers %s take moments of each %s changes the training result."
+    if names and batch_moments == "per_replica" and strategy.num_replicas_in_sync > 1:
+        why = "replica (Trainer.batch_moments = 'per_replica'), so the number of replicas"
+        logging.warning(said, names, why)
+    if names and microbatches > 1:
+        logging.warning(said, names, f"microbatch, so ACCUMULATION_STEPS = {microbatches}")
 
 
 def warn_of_tf32(strategy: tf.distribute.Strategy) -> None:
@@ -363,14 +335,14 @@ def check_state_finite(state: TrainingState, update: TrainStep, max_skipped_upda
       TrainingDiverged: If the loss or a metric is not finite, or if at least
         `max_skipped_updates` updates in a row were skipped.
     """
-    skipped = int(state.skipped_in_a_row)
+    skipped, count = int(state.skipped_in_a_row), int(state.diverged_for)
     if skipped >= max_skipped_updates:
         raise TrainingDiverged(
             f"Training diverged after step {int(state.step)}: the gradients of {skipped} "
             "consecutive batches were not finite, at a final loss scale of "
             f"{float(state.loss_scale):g}. {_REMEDY}"
         )
-    if not (count := int(state.diverged_for)):
+    if not count:
         return
     means = update.metrics.means(state.sums)
     others = [name for name, value in means.items() if not math.isfinite(value)]
@@ -381,9 +353,12 @@ def check_state_finite(state: TrainingState, update: TrainStep, max_skipped_upda
             "The loss is finite. Return a finite number of this metric for each example, or leave "
             "the metric out."
         )
+    # With a loss scale, later updates may have been skipped.
+    step = int(state.step)
+    when = f"by step {step}" if update.loss_scale else f"at step {step - count + 1}"
     raise TrainingDiverged(
-        f"Training diverged at step {int(state.step) - count + 1}: {what} is not finite from "
-        f"batch {int(state.batches) - count} on. {remedy}"
+        f"Training diverged {when}: {what} is not finite from batch {int(state.batches) - count} "
+        f"on. {remedy}"
     )
 
 
@@ -398,8 +373,7 @@ class VariablesFinite:
             are never checked.
           workers: The workers that check together.
         """
-        task = update.task
-        models = layers_of(task) if has_step(task) else [task.model]
+        models = layers_of(update.task) if has_step(update.task) else [update.task.model]
         slots = [v for x in update.optimizers.values() for v in variables_of(x, update.sharding)]
         averages = update.averages.variables if update.averages else ()
         weights = {id(v): v.value for model in models for v in model.variables}
@@ -414,8 +388,6 @@ class VariablesFinite:
         If a variable is not finite on one worker, all workers raise: statistics may differ between
         workers. Eager, cross-replica context, on all workers.
         """
-        if not self._variables:
-            return
         if any(map(is_on_server, self._variables)):
             # One after the other: a server copies a table of sparse updates for each read, and
             # must not hold copies of all its variables at once.
@@ -470,15 +442,13 @@ def check_same_on_replicas(task: Task, strategy: tf.distribute.Strategy) -> None
     others = [layer for layer in layers if not has_global_moments(layer)]
     every = [*own_variables_of(task, layers), *Statistics(others, strategy).variables]
     compared = [v for v in every if id(v) not in states and _is_compared(v, strategy)]
-    values = [[copy.numpy() for copy in copies_of(variable)] for variable in compared]
-    digests = [zlib.crc32(b"".join(one.tobytes() for one in own)) for own in values]
-    same = [all(np.array_equal(x, own[0], equal_nan=True) for x in own) for own in values]
-    if not values:
+    if not compared:
         return
-    of_workers = workers.gather(np.array([digests, same], np.float64).ravel())
-    agree = (of_workers == [*of_workers[0][: len(digests)], *np.ones(len(same))]).all(axis=0)
-    for variable, own, *found in zip(compared, values, *np.split(agree, 2), strict=True):
-        if not all(found):
+    values = [[copy.numpy() for copy in copies_of(variable)] for variable in compared]
+    digests = workers.gather(np.array([_digest(own) for own in values]))
+    differ = (digests != digests[0]).any(axis=0)
+    for variable, own, differs in zip(compared, values, differ, strict=True):
+        if differs:
             texts = ", ".join(f"{value.ravel()[:3].tolist()}" for value in own[:4])
             raise ReplicasDifferError(
                 f"The variable {variable.name.split(':')[0]!r} of {type(task).__name__} has other "
@@ -496,3 +466,9 @@ def _is_compared(variable: tf.Variable, strategy: tf.distribute.Strategy) -> boo
         and variable.synchronization != tf.VariableSynchronization.ON_READ
         and strategy.extended.variable_created_in_scope(variable)
     )
+
+
+def _digest(copies: Sequence[np.ndarray]) -> float:
+    """Returns a number that tells values apart; NaN, which equals nothing, for unequal copies."""
+    same = all(np.array_equal(one, copies[0], equal_nan=True) for one in copies)
+    return float(zlib.crc32(copies[0].tobytes())) if same else math.nan

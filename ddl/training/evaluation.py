@@ -105,8 +105,8 @@ class Evaluations:
         pipeline.count_examples()
         loss, is_own = self._loss(pipeline), pipeline is self._own
         if traits_of(self._strategy).asynchronous:
-            sums_of = self._on_workers if is_own else self._sums_on_workers(pipeline, loss)
-            sums = sums_of(state)
+            on_workers = is_own and self._on_workers
+            sums = (on_workers or self._sums_on_workers(pipeline, loss))(state)
         else:
             # Not kept while in use: after an error its position would be wrong.
             iterator = self._iterators.pop(pipeline, None)
@@ -139,20 +139,14 @@ class Evaluations:
         return self._losses[spec]
 
     def _sums_on_devices(
-        self,
-        pipeline: BatchPipeline,
-        loss: Loss,
-        iterator: Any,
-        count: tf.Tensor,
-        position: tf.Tensor,
-        step: tf.Tensor,
+        self, pipeline: BatchPipeline, loss: Loss, iterator: Any, count: tf.Tensor, *now: tf.Tensor
     ) -> tf.Tensor:
         """Returns the metric sums over the next `count` batches of a distributed iterator."""
 
         def batch_of(number: tf.Tensor) -> Batch:
             return pipeline.next_batch(iterator, self._strategy, number)
 
-        return self._sums(pipeline, loss, batch_of, tf.zeros_like(count), count, position, step)
+        return self._sums(pipeline, loss, batch_of, (tf.zeros_like(count), count), *now)
 
     @fixed_order_of_sums()
     def _sums(
@@ -160,10 +154,8 @@ class Evaluations:
         pipeline: BatchPipeline,
         loss: Loss,
         batch_of: Callable[[tf.Tensor], Batch],
-        first: tf.Tensor,
-        end: tf.Tensor,
-        position: tf.Tensor,
-        step: tf.Tensor,
+        ends: tuple[tf.Tensor, tf.Tensor],
+        *now: tf.Tensor,
     ) -> tf.Tensor:
         """Returns the metric sums over batches: float64 [size]. Cross-replica context, in a graph.
 
@@ -171,20 +163,16 @@ class Evaluations:
           pipeline: The data.
           loss: Gives the metric sums of a replica's batch.
           batch_of: Returns the batch of a number, int64 [].
-          first: Number of the first batch, int64 [].
-          end: Number after the last batch, int64 [].
-          position: Batches that the training has read, int64 [].
-          step: Updates that the training has made, int64 [].
+          ends: Numbers of the first batch, and after the last batch, int64 [].
+          *now: Batches that the training has read, and updates that it has made, int64 [].
         """
         strategy = self._strategy
+        # int32, which stays on the host: GPUs would send each answer to the host, which waits.
+        with on_host_if_placed(strategy):
+            first, end = (tf.cast(number, tf.int32) for number in ends)
 
         def of_replica(batch: Batch) -> tf.Tensor:
-            def computed() -> tf.Tensor:
-                features, microbatch = forward(pipeline, batch, position, step)
-                with microbatch.forward():
-                    return loss(features, training=False)[1]
-
-            return self._compiler.of_pass(computed)
+            return self._compiler.of_pass(lambda: sums_of(pipeline, loss, batch, *now))
 
         def add_batch(turn: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             with on_host_if_placed(strategy):
@@ -194,12 +182,9 @@ class Evaluations:
 
         def goes_on(turn: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
             with on_host_if_placed(strategy):
-                return turn < last
+                return turn < end
 
-        # int32, which stays on the host: GPUs would send each answer to the host, which waits.
-        with on_host_if_placed(strategy):
-            turn, last = tf.cast(first, tf.int32), tf.cast(end, tf.int32)
-        return tf.while_loop(goes_on, add_batch, (turn, loss.form(False).metrics.zeros()))[1]
+        return tf.while_loop(goes_on, add_batch, (first, loss.form(False).metrics.zeros()))[1]
 
     def _sums_on_workers(
         self, pipeline: BatchPipeline, loss: Loss
@@ -219,16 +204,17 @@ class Evaluations:
         ) -> tf.Tensor:
             rows = workers.received(rows)
             batch_of = lambda number: workers.batch(data, rows, number - first, number)  # noqa: E731
-            return self._sums(pipeline, loss, batch_of, first, first + count, *now)
+            return self._sums(pipeline, loss, batch_of, (first, first + count), *now)
 
-        def sums_of(state: TrainingState) -> tf.Tensor:
-            ranges = workers.ranges(0, pipeline.steps_per_epoch or 0)
-            now = state.batches, state.step
-            sums = [workers.schedule(of_range, first, count, *now) for first, count in ranges]
+        def sums_of_all(state: TrainingState) -> tf.Tensor:
+            sums = [
+                workers.schedule(of_range, *ends, state.batches, state.step)
+                for ends in workers.ranges(0, pipeline.steps_per_epoch or 0)
+            ]
             workers.wait()
             return tf.add_n([each.fetch() for each in sums])
 
-        return sums_of
+        return sums_of_all
 
     def _of_all_outputs(
         self, metric: OfAllOutputs, pipeline: BatchPipeline, state: TrainingState, loss: float
@@ -243,6 +229,15 @@ class Evaluations:
             if found is not None:
                 own = metric(*found)
         return {n: self._workers.broadcast_float(own.get(n, 0.0)) for n in metric.names}
+
+
+def sums_of(
+    pipeline: BatchPipeline, loss: Loss, batch: Batch, position: tf.Tensor, step: tf.Tensor
+) -> tf.Tensor:
+    """Returns the metric sums of a replica's batch: float64 [size]. Replica context."""
+    features, microbatch = forward(pipeline, batch, position, step)
+    with microbatch.forward():
+        return loss(features, training=False)[1]
 
 
 class EvaluationWeights:

@@ -10,13 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from ddl.figures import (
-    EXAMPLES_PER_SECOND,
-    LOSS_SCALE,
-    REWINDS,
-    SKIPPED_UPDATES,
-    is_one_of_many,
-)
+from ddl.figures import EXAMPLES_PER_SECOND, LOSS_SCALE, REWINDS, SKIPPED_UPDATES, is_one_of_many
 from ddl.output import Dropping, dropping, printable, say
 
 _ORDER = ("loss", "accuracy")
@@ -175,15 +169,13 @@ def formatted(figures: Mapping[str, float]) -> list[str]:
     """Formats each figure by its kind, loss first; leaves out those of layers and classes."""
     names = [name for name in _ORDER if name in figures]
     names += [name for name in figures if name not in _ORDER and not is_one_of_many(name)]
-    parts = []
-    for name in names:
-        value, words = figures[name], name.replace("_", " ")
-        if name == EXAMPLES_PER_SECOND:
-            parts.append(f"{value:,.0f} examples/s")
-        elif name in (LOSS_SCALE, SKIPPED_UPDATES, REWINDS):
-            parts.append(f"{words} {value:,.0f}")
-        else:
-            parts.append(
-                f"{words} {value:.4f}" if name.endswith("accuracy") else f"{words} {value:.4g}"
-            )
-    return parts
+    return [_formatted(name, figures[name]) for name in names]
+
+
+def _formatted(name: str, value: float) -> str:
+    words = name.replace("_", " ")
+    if name == EXAMPLES_PER_SECOND:
+        return f"{value:,.0f} examples/s"
+    if name in (LOSS_SCALE, SKIPPED_UPDATES, REWINDS):
+        return f"{words} {value:,.0f}"
+    return f"{words} {value:.4f}" if name.endswith("accuracy") else f"{words} {value:.4g}"

@@ -1,6 +1,7 @@
 """The Trainer: builds data, losses and update, runs the loop on the devices, reads the results."""
 
 import functools
+import inspect
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, cast
@@ -11,7 +12,7 @@ from ddl.choices import BatchMoments, JitCompile, check_positive
 from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.communication import Communication, number_collectives
 from ddl.distribution.workers import Workers
-from ddl.errors import ConfigError
+from ddl.errors import ConfigError, did_you_mean
 from ddl.layers.normalization import take_over_moments
 from ddl.metrics import OfAllOutputs
 from ddl.optimizers.fused import updates_rows
@@ -129,9 +130,8 @@ class Trainer:
         self.strategy = strategy = strategy or tf.distribute.get_strategy()
         number_collectives(strategy)
         self._workers = workers = Workers(strategy)
-        checks.check_batch_split(
-            global_batch_size, strategy.num_replicas_in_sync, accumulation_steps
-        )
+        replicas = strategy.num_replicas_in_sync
+        checks.check_batch_split(global_batch_size, replicas, accumulation_steps)
         check_positive("Trainer.max_skipped_updates", max_skipped_updates)
         layers = layers_of(task)
         checks.check_computes_by_row(layers)
@@ -139,53 +139,46 @@ class Trainer:
         self.global_batch_size = global_batch_size
         self.accumulation_steps = accumulation_steps
         self.pace = Pace(steps_per_loop)
+        given = {"shuffle": shuffle, "resident": data_on_device, "microbatches": accumulation_steps}
         self.pipelines = train = building.training_pipelines(
-            task,
-            train_data,
-            global_batch_size,
-            seed,
-            shuffle=shuffle,
-            resident=data_on_device,
-            microbatches=accumulation_steps,
+            task, train_data, global_batch_size, seed, **given
         )
         """Pipeline of each source of training data, by its name; "" if there is only one."""
         self.has_eval_data = eval_data is not None
         self.eval_pipeline: BatchPipeline | None = None
         """Pipeline of the evaluation data; None without any."""
         if eval_data is not None:
-            given = task, eval_data, "Trainer.eval_data", train, data_on_device
-            self.eval_pipeline = building.evaluation_pipeline(*given)
+            self.eval_pipeline = building.evaluation_pipeline(
+                task, eval_data, "Trainer.eval_data", train, data_on_device
+            )
         checks.check_same_data(strategy, train, self.eval_pipeline)
 
         optimizers = by_name(self.optimizer)
         probes = Probes(task, strategy, list(optimizers.values()))
         plan = building.planned(task, self.optimizer, probes, strategy, train)
         self._predictions = Predictions(task, strategy, train)
+        loss_of = functools.partial(building.probed_loss, probes, task, strategy)
+        compiler = Compiler(jit_compile, strategy, "evaluation")
         self._evaluations = Evaluations(
-            self.eval_pipeline,
-            functools.partial(building.probed_loss, probes, task, strategy),
-            Compiler(jit_compile, strategy, "evaluation"),
-            corpus_metrics,
-            self._predictions,
-            strategy,
+            self.eval_pipeline, loss_of, compiler, corpus_metrics, self._predictions, strategy
         )
-        self.training_layers = building.training_layers(task, plan)
-        """Layers of the task, without those that only compute as in an evaluation."""
-        checks.warn_of_batch_moments(
-            self.training_layers, strategy, accumulation_steps, batch_moments
-        )
-        checks.warn_of_tf32(strategy)
 
         layers = layers_of(task)  # with those that the probes have built
+        normalizing = building.normalizing_layers(plan)
+        self.normalizes = bool(normalizing)
+        """Whether a layer takes statistics of a microbatch in training."""
+        checks.warn_of_batch_moments(normalizing, strategy, accumulation_steps, batch_moments)
+        checks.warn_of_tf32(strategy)
         take_over_moments(layers)
         allow_replica_writes(layers, strategy)
         moving = Statistics(layers, strategy)
         all_reduce = AllReduce(strategy, communication or Communication())
         updated = {name: one.variables for name, one in plan.applied.items()}
-        self.sharding = sharding_of(
-            optimizers, updated, all_reduce, strategy, shard_optimizer_state
-        )
+        wanted = shard_optimizer_state
+        self.sharding = sharding_of(optimizers, updated, all_reduce, strategy, wanted)
         """The shares of the optimizers' slots; None if each replica holds whole slots."""
+        is_global = batch_moments == "global"
+        moved_alone = None if is_global else Statistics(normalizing, strategy)
         scale = building.known_loss_scale(loss_scale, task, strategy)
         averaged = [*(v.value for v in plan.trained), *moving.floating]
         self.averages = weight_average and WeightAverages(weight_average, averaged, strategy)
@@ -196,7 +189,7 @@ class Trainer:
             pipelines=train,
             all_reduce=all_reduce,
             scales=scale is not None,
-            moved_alone=building.moved_alone(layers, strategy, batch_moments),
+            moved_alone=moved_alone,
             complete=building.not_updated(task, plan, layers),
             remat=remat and recomputed(remat, task, strategy),
             by_rows={id(v) for n in updated if updates_rows(optimizers[n]) for v in updated[n]},
@@ -230,8 +223,10 @@ class Trainer:
         in_class = getattr(type(self), name, None)
         may = callable(in_class) or getattr(in_class, "fset", None) is not None
         if not (name.startswith("_") or may) and "_is_built" in vars(self):
+            known = {*vars(self), *dir(type(self)), *inspect.signature(Trainer).parameters}
+            meant = "" if name in known else did_you_mean(name, known)
             raise ConfigError(
-                f"trainer.{name} cannot be set after the Trainer is created. Create a new "
+                f"trainer.{name} cannot be set after the Trainer is created.{meant} Create a new "
                 "Trainer with a new optimizer; or assign to trainer.optimizer.learning_rate."
             )
         super().__setattr__(name, value)

@@ -26,7 +26,7 @@ from ddl.distribution.parameter_servers import build_parameter_server_strategy, 
 from ddl.launcher.tasks import cluster_tasks, free_ports, tf_configs
 from ddl.precision import set_precision
 from ddl.run import train
-from ddl.training.asynchronous import WorkerBatches
+from ddl.training.asynchronous import BatchWorkers
 from tests.training import parity_cases
 
 
@@ -112,7 +112,7 @@ def refused(strategy: tf.distribute.Strategy) -> Any:
     config.load(["configs/digits_mlp.gin"], [])
     placement = train.Placement(strategy, Communication())
     return [
-        _error(lambda: WorkerBatches(ddl.data.BatchPipeline(source, 5))),
+        _error(lambda: BatchWorkers(strategy, ddl.data.BatchPipeline(source, 5))),
         _error(lambda: trainer(strategy, "mixed_float16")),
         _error(lambda: trained.predict(np.zeros([2, 8, 8, 1]))),
         _error(lambda: train.run(placement, None, mode="predict", predictions="x.jsonl")),

@@ -72,6 +72,17 @@ def test_each_evaluation_reads_the_same_examples(data):
     assert trainer.evaluate(data) == expected
 
 
+@pytest.mark.parametrize("own", [None, DATA], ids=["none of its own", "its own"])
+def test_other_features_are_probed_anew(own):
+    """A weight that the task does not read would have no effect."""
+    trainer = make_trainer(make_strategy("one_device", 1), eval_data=own)
+    trainer.evaluate(DATA)
+    with pytest.raises(DataError, match="'sample_weight' that Classification does not read"):
+        trainer.evaluate({**DATA, "sample_weight": np.ones(30, "f4")})
+    with pytest.raises(DataError, match="The argument of evaluate must be arrays"):
+        trainer.evaluate("eval")
+
+
 def test_data_are_freed_after_the_call(trainer):
     source = ddl.data.Source(DATA)
     given = weakref.ref(source)
