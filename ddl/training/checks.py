@@ -380,7 +380,6 @@ class VariablesFinite:
         floating = [v for v in (*weights.values(), *slots, *averages) if v.dtype.is_floating]
         self._variables = [v for v in floating if _is_finite(v).numpy()]
         self._workers = workers
-        self._traced: Any = None
 
     def check(self, step: int) -> None:
         """Raises TrainingDiverged with the name of the first variable that is not finite.
@@ -388,15 +387,9 @@ class VariablesFinite:
         If a variable is not finite on one worker, all workers raise: statistics may differ between
         workers. Eager, cross-replica context, on all workers.
         """
-        if any(map(is_on_server, self._variables)):
-            # One after the other: a server copies a table of sparse updates for each read, and
-            # must not hold copies of all its variables at once.
-            own = np.array([_is_finite(variable).numpy() for variable in self._variables])
-        else:
-            # Not traced by a call: TensorFlow counts those of all trainers of a process together,
-            # and warns of frequent ones.
-            self._traced = self._traced or self._finite.get_concrete_function()
-            own = self._traced().numpy()
+        # Eager, one after the other: a parameter server copies a table for each read, and must not
+        # hold copies of all at once.
+        own = np.array([_is_finite(variable).numpy() for variable in self._variables])
         finite = self._workers.gather(own).min(axis=0)
         for variable, is_finite in zip(self._variables, finite, strict=True):
             if not is_finite:
@@ -405,19 +398,10 @@ class VariablesFinite:
                     f"finite. {_REMEDY}"
                 )
 
-    @tf.function(autograph=False)
-    def _finite(self) -> tf.Tensor:
-        return tf.stack([_is_finite(variable) for variable in self._variables])
-
 
 def _is_finite(variable: tf.Variable) -> tf.Tensor:
-    if not is_on_server(variable):
+    with tf.device(variable.device if is_on_server(variable) else None):  # which sends the result
         return tf.reduce_all(tf.math.is_finite(variable.read_value()))
-    # On the server that holds the variable, so that it sends only the result. Without a mask, whose
-    # smaller memory a server's threads would each keep for later.
-    with tf.device(variable.device):
-        value = variable.read_value()
-        return tf.math.is_finite(tf.reduce_sum(value - value))
 
 
 class ReplicasDifferError(ConfigError):

@@ -125,7 +125,7 @@ class Predictions:
           ConfigError: If the arrays would be larger than `metric.max_bytes`.
         """
         names, every, held = self.features_of(source, metric.features), list[Rows](), 0
-        for rows in self.batches(source, state, tuple({*names, "weight"})):
+        for rows in self.batches(source, state, tuple(dict.fromkeys([*names, "weight"]))):
             assert rows is not None
             outputs, features = rows
             counts = features["weight"] != 0

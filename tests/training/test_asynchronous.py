@@ -1,9 +1,7 @@
 """Asynchronous training, on a cluster in a process of its own (cases.py)."""
 
 import json
-import os
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,13 +12,12 @@ from tests.run.whole_runs import ROOT
 from tests.training.asynchronous_cases import PARITY
 
 
-def run(workers: int, *names: str, servers: int = 2, folder: str | Path = "") -> dict:
+def run(workers: int, *names: str, servers: int = 2) -> dict:
     """Runs functions of cases.py on a cluster; returns their results by name."""
     module, numbers = "tests.training.asynchronous_cases", (str(workers), str(servers))
     done = forked.run(
         [sys.executable, "-m", module, *numbers, *names],
         cwd=ROOT,
-        env={**os.environ, "CASES": str(folder)},
         capture_output=True,
         text=True,
         timeout=900,
@@ -57,14 +54,10 @@ def test_two_workers():
     assert counts["traces"] == 1
     ours, theirs = counts["evaluation"]
     assert ours == pytest.approx(theirs, abs=1e-5)
-    of_source, of_scale, *of_predictions = found["refused"]
+    of_source, of_scale, of_prediction = found["refused"]
     assert "they cannot read list. Pass arrays of numbers, or ddl.data.stream" in of_source
     assert "cannot scale the loss" in of_scale
-    for name, error in zip(("predict", "--mode=predict"), of_predictions, strict=True):
-        assert error == (
-            f"{name} does not run with parameter servers. Export the model, or restore a "
-            "checkpoint under another strategy."
-        )
+    assert "predict does not run with parameter servers. Export the model" in of_prediction
 
 
 class Ended(Exception):

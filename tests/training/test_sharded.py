@@ -54,12 +54,6 @@ def test_each_replica_holds_its_share_of_the_slots():
     assert all(size == [0] for size in sizes)
 
 
-# ------------------------------------------------------------ mutations
-
-
-# ------------------------------------------------------------ refusals
-
-
 class Own(keras.optimizers.SGD):
     """An optimizer of which nothing is known."""
 
@@ -68,9 +62,6 @@ class Own(keras.optimizers.SGD):
     "optimizer",
     [
         ddl.optimizers.LAMB,
-        ddl.optimizers.LARS,
-        keras.optimizers.Lamb,
-        keras.optimizers.Adafactor,
         keras.optimizers.Muon,
         Own,
     ],
