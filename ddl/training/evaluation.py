@@ -261,11 +261,8 @@ class EvaluationWeights:
         order: the last one that ends restores the values. Eager, cross-replica context, on all
         workers.
         """
-        if not self._blocks:
-            with ExitStack() as stack:
-                if averaged and self._averages is not None:
-                    stack.enter_context(self._averages.applied())
-                self._restoring = stack.pop_all()
+        if not self._blocks and averaged and self._averages is not None:
+            self._restoring.enter_context(self._averages.applied())
         self._blocks += 1
         try:
             yield

@@ -193,7 +193,7 @@ class Predictions:
         """Yields the outputs of each batch, and features of the data, without the padding.
 
         Args:
-          data: As `as_source` takes it, or one array of inputs, or a `tf.data.Dataset` of inputs.
+          data: As `as_source` takes it, or one array of inputs.
           state: The training's state; schedules of layers and tasks follow it.
           features: Names of features to yield beside the outputs.
           first_batch: Number of the first batch, counted from 0.
@@ -291,10 +291,8 @@ class Predictions:
             raise
 
     def _named(self, data: Any) -> Any:
-        """Returns data by feature; inputs alone, an array or a data set, get the input's name."""
-        is_dataset = isinstance(data, tf.data.Dataset)
-        of_inputs = is_dataset and isinstance(data.element_spec, tf.TensorSpec)
-        if not (of_inputs or isinstance(data, np.ndarray) or tf.is_tensor(data)):
+        """Returns data by feature; an array of inputs alone gets the input's name."""
+        if not (isinstance(data, np.ndarray) or tf.is_tensor(data)):
             return data
         name = getattr(self._task, "input_name", None)
         if not isinstance(name, str):
@@ -302,8 +300,7 @@ class Predictions:
                 f"{type(self._task).__name__} does not name its input, so predict cannot take a "
                 "single array. Pass a dict from feature name to array."
             )
-        named = tf.autograph.experimental.do_not_convert(lambda inputs: {name: inputs})
-        return data.map(named) if of_inputs else named(data)
+        return {name: data}
 
     def _check(self, given: Mapping[str, tf.TensorSpec], features: Sequence[str]) -> None:
         """Checks that data have some features, and the shapes of the training data."""

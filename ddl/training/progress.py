@@ -1,5 +1,6 @@
 """Progress on a terminal or in a notebook: a line that is replaced; elsewhere nothing."""
 
+import datetime
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -152,12 +153,8 @@ def is_interactive() -> bool:
 
 
 def _clock(seconds: float | None) -> str:
-    """Formats a time as '1:30:05', from a day on as '3d 12:20'."""
-    if seconds is None:
-        return "-:--:--"
-    days, rest = divmod(int(seconds), 86_400)
-    hours, minutes = divmod(rest // 60, 60)
-    return f"{days}d {hours:02}:{minutes:02}" if days else f"{hours}:{minutes:02}:{rest % 60:02}"
+    """Formats a time as '1:30:05', from a day on as '3 days, 12:20:00'."""
+    return "-:--:--" if seconds is None else str(datetime.timedelta(seconds=int(seconds)))
 
 
 def format_figures(figures: Mapping[str, float]) -> str:

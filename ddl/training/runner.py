@@ -185,6 +185,16 @@ class LoopRunner:
                 "the run, call trainer.request_stop()."
             )
 
+    def check_call(self, method: str, others: Sequence[Any] = ()) -> None:
+        """Raises ConfigError for several data sets, and where not all workers can take part."""
+        if others:
+            raise ConfigError(
+                f"{method} takes one data set, got {1 + len(others)} positional arguments. Pass "
+                f"inputs and labels as one argument: {method}((x, y))."
+            )
+        self._workers.check_together(f"Trainer.{method}")
+        self.check_not_lost()
+
     def check_not_lost(self) -> None:
         """Raises ConfigError if an error cut off a loop, so that the state is not known."""
         if self._lost_at is not None:

@@ -331,7 +331,7 @@ class Trainer:
           DataError: If the data cannot be read, do not fit the task, or have no weight.
           KeyboardInterrupt: On SIGINT, in the main thread, after the evaluation.
         """
-        self._check_call("evaluate", others)
+        self._runner.check_call("evaluate", others)
         pipeline = self.eval_pipeline
         if data is not None:
             given = self.task, data, "The argument of evaluate", self.pipelines
@@ -353,7 +353,7 @@ class Trainer:
         Eager, cross-replica context, on all workers.
 
         Args:
-          data: As `train_data`, of features that `predict` reads; or inputs alone.
+          data: As `train_data`, of features that `predict` reads; or an array of inputs alone.
           *others: Must be empty.
           averaged: As in `evaluate`.
 
@@ -365,7 +365,7 @@ class Trainer:
           DataError: If the data cannot be read, or do not fit the task.
           KeyboardInterrupt: On SIGINT, in the main thread, after the prediction.
         """
-        self._check_call("predict", others)
+        self._runner.check_call("predict", others)
         with deferring_interrupt(), self.evaluation_weights(averaged=averaged):
             return self._predictions.all(data, self.state)
 
@@ -398,7 +398,7 @@ class Trainer:
         Raises:
           DataError: If the data lack one of `features`. Other errors are those of `predict`.
         """
-        self._check_call("predict_batches")
+        self._runner.check_call("predict_batches")
         with self.evaluation_weights(averaged=averaged):
             yield from self._predictions.batches(
                 data, self.state, features, first_batch, keeps=keeps
@@ -421,16 +421,6 @@ class Trainer:
     def check_has_own_weights(self) -> None:
         """Raises ConfigError within `evaluation_weights`."""
         self._runner.weights.check_not_applied()
-
-    def _check_call(self, method: str, others: Sequence[Any] = ()) -> None:
-        """Raises ConfigError for several data sets, and where not all workers can take part."""
-        if others:
-            raise ConfigError(
-                f"{method} takes one data set, got {1 + len(others)} positional arguments. Pass "
-                f"inputs and labels as one argument: {method}((x, y))."
-            )
-        self._workers.check_together(f"Trainer.{method}")
-        self._runner.check_not_lost()
 
     @property
     def state(self) -> TrainingState:
