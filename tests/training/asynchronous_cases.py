@@ -40,14 +40,6 @@ def build(workers: int, servers: int) -> tf.distribute.Strategy:
     return build_parameter_server_strategy(ClusterTimeouts(60, 60, 60))
 
 
-PARITY = (*parity_cases.COMBINED,)[1:2]
-
-
-def parity(strategy: tf.distribute.Strategy) -> Any:
-    """Returns the largest differences from one device; one worker is not asynchronous."""
-    return {name: parity_cases.differences(name, strategy, "float64") for name in PARITY}
-
-
 def ranges(strategy: tf.distribute.Strategy) -> Any:
     """Returns the largest differences of weights and slots after a loop of multi-update ranges."""
     case = parity_cases.CASES["BatchNormalization, accumulation 2"]

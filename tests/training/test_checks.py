@@ -75,12 +75,6 @@ def difference(monkeypatch):
     return checked
 
 
-def test_a_stream_that_cannot_be_repeated_is_refused(difference):
-    tf.random.set_seed(None)
-    data = tf.data.Dataset.range(100).shuffle(100).map(lambda x: {"x": x})
-    assert "Two reads of the first examples of The tf.data.Dataset differ" in difference(data, data)
-
-
 def test_a_file_that_is_missing_is_found_whatever_its_folder(difference, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
@@ -94,15 +88,10 @@ def test_a_file_that_is_missing_is_found_whatever_its_folder(difference, tmp_pat
     assert "the examples of the training data are 6 on worker 0 and 4 on worker 1" in text
 
 
-@pytest.mark.parametrize(
-    ("other", "expected"),
-    [
-        ({"x": np.arange(6.0)}, "features of the training data are x int64 () on worker 0 and x"),
-        ({"x": np.array([0, 1, 2, 3, 5, 4])}, "the 'x' of the training data are digest"),
-    ],
-)
-def test_arrays_that_differ(difference, other, expected):
-    assert expected in difference({"x": np.arange(6)}, other)
+def test_arrays_that_differ(difference):
+    assert difference({"x": np.arange(6)}, {"x": np.arange(6)}) is None
+    other = {"x": np.array([0, 1, 2, 3, 5, 4])}
+    assert "the 'x' of the training data are digest" in difference({"x": np.arange(6)}, other)
 
 
 def test_floats_that_differ_are_warned_of(difference, caplog):
@@ -121,14 +110,6 @@ def trainer():
         layers = [keras.layers.Dense(4, name="hidden"), keras.layers.Dense(2, name="logits")]
         task = ddl.Classification(keras.Sequential([keras.Input((3,)), *layers]))
         return ddl.Trainer(task, keras.optimizers.SGD(0.1), DATA, global_batch_size=4)
-
-
-def test_attributes_of_a_trainer_are_fixed(trainer):
-    for name in ("optimizer", "model", "clip_norm", "seed", "steps_per_epoch", "learning_rate"):
-        with pytest.raises(ConfigError, match=rf"trainer\.{name} cannot be .*Create a new Trainer"):
-            setattr(trainer, name, None)
-    trainer.evaluate = lambda: {"loss": 0.0}  # a method can be replaced
-    assert trainer.evaluate() == {"loss": 0.0}
 
 
 def test_the_trained_variables_are_fixed(trainer):

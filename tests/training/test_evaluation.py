@@ -145,18 +145,13 @@ class Mean(WithoutOutputs):
         return tf.reduce_mean(self.model(features["image"]))
 
 
-class OtherFeature(WithoutOutputs):
-    def predict(self, features):
-        return self.model(features["pixels"])
-
-
 @pytest.mark.parametrize(
     ("task", "data", "error", "message"),
     [
         (WithoutOutputs, DATA, ConfigError, "WithoutOutputs has no outputs to predict. Give it"),
         (Mean, DATA, ConfigError, r"first dimension is the batch, 8, got shape \(\)"),
         (Mean, IMAGES, DataError, "Mean does not name its input"),
-        (OtherFeature, DATA, DataError, "reads the feature 'pixels', but the data have only image"),
+        (ddl.Classification, "image", DataError, "must be arrays or a reader"),
     ],
 )
 def test_what_cannot_be_predicted(task, data, error, message):

@@ -27,14 +27,6 @@ def made_history():
     return history
 
 
-def test_rows():
-    history = made_history()
-    first = {"step": 10, "epoch": 1.0, "split": "train", "loss": 2.0, "accuracy": 0.25}
-    assert history[0] == {**first, "learning_rate": 0.1}
-    assert history[1] == {"step": 10, "epoch": 1.0, "split": "eval", "loss": 2.5, "accuracy": 0.5}
-    assert [row["split"] for row in history] == ["train", "eval", "train"]
-
-
 def test_figures_of_a_split():
     figures = made_history().figures()
     np.testing.assert_array_equal(figures["step"], [10, 20])
