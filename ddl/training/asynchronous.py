@@ -140,12 +140,10 @@ class BatchWorkers:
                 shuffle=self._pipeline.shuffle,
             )
             # As texts, whose form does not depend on `count`: the function is traced once.
-            given = {"index": index, "weight": weight}
-            rows = {name: tf.io.serialize_tensor(each) for name, each in given.items()}
+            rows = {n: tf.io.serialize_tensor(v) for n, v in (("index", index), ("weight", weight))}
         numbers = [tf.constant(number, tf.int64) for number in (first, count)]
         with device_errors(), data_errors(self._source):
-            given = self._data, rows, *numbers, *tensors
-            return self._coordinator.schedule(function, args=given)
+            return self._coordinator.schedule(function, (self._data, rows, *numbers, *tensors))
 
     def wait(self) -> None:
         """Waits until all functions are done; `watch_tasks` detects a stalled process.

@@ -157,8 +157,8 @@ def check_batch_split(
     """
     check_positive("Trainer.accumulation_steps", accumulation_steps)
     unit = replicas * accumulation_steps
-    named = isinstance(global_batch_size, Mapping)
-    for size in global_batch_size.values() if named else [global_batch_size]:
+    named = global_batch_size if isinstance(global_batch_size, Mapping) else {"": global_batch_size}
+    for size in named.values():
         check_positive("Trainer.global_batch_size", size)
         if size % unit:
             near = " or ".join(str(n) for n in (size // unit * unit, -(-size // unit) * unit) if n)

@@ -181,7 +181,9 @@ class Trainer:
         moved_alone = None if is_global else Statistics(normalizing, strategy)
         scale = building.known_loss_scale(loss_scale, task, strategy)
         averaged = [*(v.value for v in plan.trained), *moving.floating]
-        self.averages = weight_average and WeightAverages(weight_average, averaged, strategy)
+        self.averages = (
+            WeightAverages(weight_average, averaged, strategy) if weight_average else None
+        )
         """Averages of the weights and of the moving statistics; None without `weight_average`."""
         gradient = GlobalGradient(
             strategy=strategy,
@@ -191,7 +193,7 @@ class Trainer:
             scales=scale is not None,
             moved_alone=moved_alone,
             complete=building.not_updated(task, plan, layers),
-            remat=remat and recomputed(remat, task, strategy),
+            remat=recomputed(remat, task, strategy) if remat else None,
             by_rows={id(v) for n in updated if updates_rows(optimizers[n]) for v in updated[n]},
             sharding=self.sharding,
         )
