@@ -33,6 +33,7 @@ _AT_ONCE = 32
 
 _ROWS = 1 << 16  # of a table: a fraction of a second of training
 _LEAST, _MOST = 16, 1024  # updates of a table
+_ENDLESS = 1 << 30
 
 
 class _HostScalar:
@@ -265,8 +266,9 @@ class TrainingLoop:
             left = end - start.step
             if table:
                 left = tf.minimum(left, first + self._tables.length - start.batches)
-            turns = tf.cast(tf.minimum(left, tf.int32.max), tf.int32)
-            offset = tf.cast(start.batches - first, tf.int32)
+            # Places in the table, int32, which stay on the host.
+            place = tf.cast(start.batches - first, tf.int32)
+            end_place = place + tf.cast(tf.minimum(left, _ENDLESS), tf.int32)
         until = start.batches + left
 
         def updated(carried: Carried, ahead: Any, place: tf.Tensor) -> TrainingState:
@@ -274,15 +276,15 @@ class TrainingLoop:
             batches = ahead or self._batches(iterators, table, state.batches, place)
             return self._update(batches, state)
 
-        def one(carried: Carried, ahead: Any, turn: tf.Tensor) -> tuple[Carried, Any]:
-            after = updated(carried, ahead, offset + turn)
+        def one(carried: Carried, ahead: Any, place: tf.Tensor) -> tuple[Carried, Any]:
+            after = updated(carried, ahead, place)
             # The next batch depends on no update: TensorFlow would gather it first and delay the
             # forward pass. The control dependency makes it wait for the loss.
             with tf.control_dependencies([after.sums]):
-                following = self._gathered_ahead(table, after.batches, offset + turn + 1)
+                following = self._gathered_ahead(table, after.batches, place + 1)
             return self._carried(after), following
 
-        def piece(carried: Carried, _: Any, turn: tf.Tensor) -> tuple[Carried, Any]:
+        def piece(carried: Carried, *_: Any) -> tuple[Carried, Any]:
             def several() -> Carried:
                 last = tf.minimum(carried["batches"] + _AT_ONCE, until)
                 return tf.while_loop(
@@ -296,19 +298,19 @@ class TrainingLoop:
         def repeated(body: Any, ahead: Any, updates: int) -> Carried:
             """Repeats a body that makes some updates. The host counts them and waits for none."""
 
-            def goes_on(carried: Carried, _: Any, turn: tf.Tensor) -> tf.Tensor:
+            def goes_on(carried: Carried, _: Any, place: tf.Tensor) -> tf.Tensor:
                 with on_host_if_placed(self._strategy):
-                    return self._goes_on(carried, turn < turns) & ~self._stop.ends_loop()
+                    return self._goes_on(carried, place < end_place) & ~self._stop.ends_loop()
 
-            def again(carried: Carried, ahead: Any, turn: tf.Tensor) -> tuple[Carried, Any, Any]:
-                after, following = body(carried, ahead, turn)
+            def again(carried: Carried, ahead: Any, place: tf.Tensor) -> tuple[Carried, Any, Any]:
+                after, following = body(carried, ahead, place)
                 with on_host_if_placed(self._strategy):
-                    return after, following, turn + updates
+                    return after, following, place + updates
 
-            return tf.while_loop(goes_on, again, (self._carried(start), ahead, tf.constant(0)))[0]
+            return tf.while_loop(goes_on, again, (self._carried(start), ahead, place))[0]
 
         def one_by_one() -> Carried:
-            return repeated(one, self._gathered_ahead(table, start.batches, offset), 1)
+            return repeated(one, self._gathered_ahead(table, start.batches, place), 1)
 
         if iterators or not self._update.is_whole:
             carried = one_by_one()
