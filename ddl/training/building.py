@@ -14,7 +14,7 @@ from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.optimizers.groups import Optimizers, groups_by_name
 from ddl.precision import LossScale
-from ddl.seeds import hashed
+from ddl.random import hashed
 from ddl.step.loss import Loss
 from ddl.step.planning import Plan, plan_built_in, plan_own
 from ddl.step.probes import Probes
