@@ -19,7 +19,7 @@ from ddl.checkpoints.directory import Retention, SavedCheckpoint
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.tasks.parts import layers_of
-from ddl.training.state_checks import check_same_on_replicas
+from ddl.training.checks import check_same_on_replicas
 from ddl.training.trainer import Trainer
 
 # Trainers that saved or restored a checkpoint, with the JSON text of the last one.

@@ -23,7 +23,6 @@ from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.optimizers.groups import by_name
 from ddl.optimizers.plateau import plateaus_of
 from ddl.run.directory import RunDirectory
-from ddl.training.checks import depends_on_microbatches
 from ddl.training.trainer import Trainer
 
 # A resumed run may change what these own, which leaves its updates the same. Any other difference
@@ -100,7 +99,7 @@ def compare_with_saved_config(
         changes = _differences(read_values(saved), read_values(config.operative_config_text()))
     kept = {"RunPlan.eval_every"} if plateaus_of(trainer.optimizer) else set()
     _refuse(directory, [x for n, x in changes.items() if n in kept or not _may_change(n)])
-    if _MICROBATCHES in changes and depends_on_microbatches(trainer.training_layers):
+    if _MICROBATCHES in changes and trainer.normalizes:
         report(
             f"{changes[_MICROBATCHES]}. This model computes statistics or draws random numbers per "
             "microbatch, so the resumed run computes other updates."

@@ -22,9 +22,9 @@ from ddl.run.plan import Files, RunPlan
 from ddl.run.trackers import TrackerWriter
 from ddl.run.writers import RunConsole, Writer
 from ddl.signals import StopSignals
-from ddl.training.actions import Action, EachLoop, Periodic
 from ddl.training.pace import Monitor
 from ddl.training.progress import is_interactive
+from ddl.training.runner import Action, Periodic
 from ddl.training.trainer import Trainer
 
 _NEVER = 2**62  # a step beyond all runs
@@ -173,13 +173,13 @@ class Run:
         every = plan.of(callbacks.Every)
         actions: list[Action] = [
             self._profile,
-            EachLoop(self._show_progress),
+            self._show_progress,
             Periodic(plan.log_every, self._log, self._total),
             *([Periodic(plan.eval_every, self._evaluate, self._total)] if self.evaluates else []),
             *(Periodic(one.steps, partial(self._call_every, one), _NEVER) for one in every),
-            EachLoop(self._save_if_best),
+            self._save_if_best,
             Periodic(plan.checkpoint_every, self._save, self._total),
-            EachLoop(self._profile.begin),
+            self._profile.begin,
         ]
         self.console.start(trainer.step, self._total)
         if plan.on_divergence == "rewind":  # which needs a checkpoint; a resumed run has one

@@ -22,6 +22,7 @@ All runs are on one device and leave every variable unchanged.
 import dataclasses
 import itertools
 import math
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
@@ -94,7 +95,9 @@ class Probes:
     task: Task
     strategy: tf.distribute.Strategy
     optimizers: Sequence[keras.optimizers.Optimizer]
-    _rows: dict[int, _Features] = dataclasses.field(default_factory=dict)
+    _rows: weakref.WeakKeyDictionary[BatchPipeline, _Features] = dataclasses.field(
+        default_factory=weakref.WeakKeyDictionary
+    )
     # Features named like weights that any loss has read.
     _read: set[str] = dataclasses.field(default_factory=set)
 
@@ -141,14 +144,14 @@ class Probes:
 
     def _examples(self, pipeline: BatchPipeline) -> _Features:
         """Returns 12 examples of a source, without their weights; they repeat if there are few."""
-        if id(pipeline) not in self._rows:
+        if pipeline not in self._rows:
             count = _EIGHT + _FOUR
             with data_errors(pipeline.source):
                 rows = pipeline.first_examples(count)
             rows.pop("weight", None)
             places = np.arange(count) % min(count, pipeline.num_examples or count)
-            self._rows[id(pipeline)] = {k: tf.gather(v, places) for k, v in rows.items()}
-        return self._rows[id(pipeline)]
+            self._rows[pipeline] = {k: tf.gather(v, places) for k, v in rows.items()}
+        return self._rows[pipeline]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -25,7 +25,6 @@ from ddl.data.batch import Batch, gather, numeric_arrays, packed
 from ddl.data.checks import data_errors
 from ddl.data.order import batch_indices
 from ddl.data.pipeline import BatchPipeline
-from ddl.data.source import Source
 from ddl.data.stream import Stream
 from ddl.distribution.addresses import ask, silence
 from ddl.distribution.cluster import ClusterTimeouts, cluster_role
@@ -34,9 +33,7 @@ from ddl.distribution.path import on_host
 from ddl.errors import ConfigError, WorkerLost
 from ddl.output import say
 from ddl.random import batch_counter
-from ddl.step.loss import Loss
 from ddl.step.state import TrainingState
-from ddl.step.sums import fixed_order_of_sums
 from ddl.step.train_step import TrainStep
 from ddl.training.device_errors import device_errors
 
@@ -52,41 +49,38 @@ _SENT_UP_TO_BYTES = 2_000_000_000  # below the 2 GiB limit of a TensorFlow messa
 _PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 
 
-class WorkerBatches:
-    """The batches of a pipeline on the workers, which run no Python.
+class BatchWorkers:
+    """The workers of a strategy, each with the data of a pipeline. Eager, on the chief.
 
-    Arrays are sent to each worker once, and the indices of a batch come with the work. A stream of
-    TensorFlow's operations is made on each worker, which reads it whole and takes the batches of
-    its work: each batch is computed once, whichever worker gets it.
+    Workers run no Python. Arrays are sent to each worker once, and the indices of a batch come with
+    the work. A stream of TensorFlow's operations is made on each worker, which reads it whole and
+    takes the batches of its work: each batch is computed once, whichever worker gets it.
 
     Attributes:
-      source: The source of the pipeline.
+      slots: Largest number of ranges into which batches are split.
     """
 
-    def __init__(self, pipeline: BatchPipeline):
-        """Looks how workers get the examples. Eager, on the chief.
+    def __init__(self, strategy: tf.distribute.Strategy, pipeline: BatchPipeline):
+        """Sends the arrays to each worker, or the stream's operations.
 
         Args:
+          strategy: The strategy, with parameter servers.
           pipeline: The batches.
 
         Raises:
           ConfigError: If the data are neither arrays that can be sent nor a stream of TensorFlow's
             operations alone.
         """
-        self._pipeline, self.source = pipeline, pipeline.source
-        self._arrays: dict[str, Any] | None = None
-        if isinstance(self.source, Stream):
-            python = self._python_operation()
-            cannot = (
-                "" if python is None else f"the stream, which calls {python.name} ({python.op})"
-            )
-        else:
-            arrays = numeric_arrays(self.source) or {}
-            size = sum(array.nbytes for array in arrays.values())
-            cannot = "" if arrays else self.source.name
-            if size > _SENT_UP_TO_BYTES:
-                cannot = f"{size / 1e9:.1f} GB of arrays"
-            self._arrays = {name: packed(array, False) for name, array in arrays.items()}
+        self._pipeline = pipeline
+        self._source: Any = pipeline.source
+        arrays = numeric_arrays(self._source)
+        self._arrays = arrays and {name: packed(array, False) for name, array in arrays.items()}
+        size, cannot = sum(array.nbytes for array in (arrays or {}).values()), ""
+        if isinstance(self._source, Stream):
+            if (python := self._python_operation()) is not None:
+                cannot = f"the stream, which calls {python.name} ({python.op})"
+        elif not arrays or size > _SENT_UP_TO_BYTES:
+            cannot = f"{size / 1e9:.1f} GB of arrays" if arrays else self._source.name
         if cannot:
             raise ConfigError(
                 "With parameter servers, workers run no Python, and get at most 2 GB of arrays: "
@@ -94,42 +88,75 @@ class WorkerBatches:
                 "tf.data.Dataset that needs no Python, or use --strategy=multi_worker_mirrored, "
                 "where each worker runs the program."
             )
+        # TensorFlow returns the same coordinator for the same strategy.
+        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        self.slots = _RANGES_PER_WORKER * strategy._num_workers
+        # TensorFlow remakes the data set on a restarted worker.
+        self._data = iter(self._coordinator.create_per_worker_dataset(self._dataset))
 
-    def dataset(self) -> tf.data.Dataset:
+    def _dataset(self) -> tf.data.Dataset:
         """Builds the data set of a worker: its arrays, for ever, or the numbered batches."""
         if self._arrays is not None:  # whose `next` copies nothing
             return tf.data.Dataset.from_tensors(dict(self._arrays)).repeat()
-        assert isinstance(self.source, Stream)
-        batches = self.source.batches(self._pipeline.global_batch_size, 0)
+        batches = self._source.batches(self._pipeline.global_batch_size, 0)
         return tf.data.Dataset.zip(tf.data.Dataset.range(2**62), batches)
 
-    def rows_of(self, first: int, count: int) -> dict[str, tf.Tensor]:
-        """Returns which rows of the arrays form batches, to send along with the work. Eager.
+    def _python_operation(self) -> Any:
+        """Returns the first operation of the stream that calls Python; None if there is none."""
+        made = tf.function(
+            lambda: tf.data.experimental.to_variant(self._dataset()), autograph=False
+        )
+        definition = made.get_concrete_function().graph.as_graph_def()
+        nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
+        return next((node for node in nodes if node.op in _PYTHON), None)
+
+    def ranges(self, first: int, total: int) -> Iterator[tuple[int, int]]:
+        """Yields the ranges into which batches are split, each as its first batch and length."""
+        number = min(total, self.slots)
+        ends = [first + total * place // number for place in range(number + 1)]
+        return ((start, stop - start) for start, stop in itertools.pairwise(ends))
+
+    def schedule(self, function: Any, first: int, count: int, *tensors: tf.Tensor) -> Any:
+        """Schedules a function of a range of batches on a worker, again if the worker is lost.
 
         Args:
+          function: Takes the worker's data and the rows of the range, for `batch`, both numbers as
+            int64 [], and the tensors.
           first: Number of the first batch, counted from 0 over the whole run.
           count: Number of batches.
+          *tensors: Further arguments.
 
         Returns:
-          "index" and "weight" for `received`, as texts, whose form does not depend on `count`, so
-          that the workers' function is traced once; {} for a stream.
+          The result as TensorFlow's `RemoteValue`.
         """
-        if self._arrays is None:
-            return {}
-        assert isinstance(self.source, Source)
-        pipeline = self._pipeline
-        index, weight = batch_indices(
-            first,
-            count,
-            num_examples=len(self.source),
-            global_batch_size=pipeline.global_batch_size,
-            seed=pipeline.order_seed,
-            shuffle=pipeline.shuffle,
-        )
-        return {"index": tf.io.serialize_tensor(index), "weight": tf.io.serialize_tensor(weight)}
+        rows: dict[str, tf.Tensor] = {}
+        if self._arrays is not None:
+            index, weight = batch_indices(
+                first,
+                count,
+                num_examples=len(self._source),
+                global_batch_size=self._pipeline.global_batch_size,
+                seed=self._pipeline.order_seed,
+                shuffle=self._pipeline.shuffle,
+            )
+            # As texts, whose form does not depend on `count`: the function is traced once.
+            rows = {n: tf.io.serialize_tensor(v) for n, v in (("index", index), ("weight", weight))}
+        numbers = [tf.constant(number, tf.int64) for number in (first, count)]
+        with device_errors(), data_errors(self._source):
+            return self._coordinator.schedule(function, (self._data, rows, *numbers, *tensors))
+
+    def wait(self) -> None:
+        """Waits until all functions are done; `watch_tasks` detects a stalled process.
+
+        Raises:
+          WorkerLost: If a parameter server was lost.
+        """
+        with data_errors(self._source):
+            while not self._coordinator.done():
+                time.sleep(_PAUSE)
 
     def received(self, rows: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Returns `rows_of` on the worker: "index", int64 [count, B], and "weight", float32."""
+        """Returns a range's rows: "index", int64 [count, B], "weight", float32. On a worker."""
         dtypes = {"index": tf.int64, "weight": tf.float32}
         with on_host():
             return {name: tf.io.parse_tensor(text, dtypes[name]) for name, text in rows.items()}
@@ -140,9 +167,9 @@ class WorkerBatches:
         """Returns a whole global batch. On a worker, in a graph.
 
         Args:
-          data: The iterator of `dataset` on this worker.
-          rows: `received` of the work.
-          place: Place of the batch in the work, int64 [].
+          data: The data of this worker.
+          rows: `received` of the range.
+          place: Place of the batch in the range, int64 [].
           number: Number of the batch, int64 [], counted from 0 over the whole run.
         """
         with on_host():
@@ -150,7 +177,7 @@ class WorkerBatches:
                 size = self._pipeline.global_batch_size
                 index = tf.ensure_shape(rows["index"][place], [size])
                 weight = tf.ensure_shape(rows["weight"][place], [size])
-                found = gather(next(data), index, self.source.element_spec)
+                found = gather(next(data), index, self._source.element_spec)
                 if "weight" in found:
                     weight *= tf.cast(found["weight"], tf.float32)
                 found = {**found, "weight": weight}
@@ -161,114 +188,12 @@ class WorkerBatches:
                 )[1]
         return Batch(found, {}, batch_counter(number))
 
-    def _python_operation(self) -> Any:
-        """Returns the first operation of the stream that calls Python; None if there is none."""
-        made = tf.function(lambda: tf.data.experimental.to_variant(self.dataset()), autograph=False)
-        definition = made.get_concrete_function().graph.as_graph_def()
-        nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
-        return next((node for node in nodes if node.op in _PYTHON), None)
-
-
-class _Workers:
-    """The workers of a strategy, each with the data set of some batches."""
-
-    def __init__(self, strategy: tf.distribute.Strategy, batches: WorkerBatches):
-        # TensorFlow returns the same coordinator for the same strategy.
-        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-        self.slots = _RANGES_PER_WORKER * strategy._num_workers
-        self._source = batches.source
-        # TensorFlow remakes the data set on a restarted worker.
-        self._data = iter(self._coordinator.create_per_worker_dataset(batches.dataset))
-
-    def ranges(self, first: int, total: int) -> Iterator[tuple[int, int]]:
-        """Yields the ranges into which batches are split, as pairs (start, end)."""
-        number = min(total, self.slots)
-        return itertools.pairwise(first + total * place // number for place in range(number + 1))
-
-    def schedule(self, function: Any, *args: Any) -> Any:
-        """Schedules `function(data, *args)` on a worker, again if it is lost.
-
-        Returns the result as TensorFlow's `RemoteValue`.
-        """
-        with device_errors(), data_errors(self._source):
-            return self._coordinator.schedule(function, args=(self._data, *args))
-
-    def wait(self) -> None:
-        """Waits until all functions are done; `watch_tasks` detects a stalled process."""
-        with data_errors(self._source):
-            while not self._coordinator.done():
-                time.sleep(_PAUSE)
-
-
-class _SharedState:
-    """The variables on parameter servers in which workers share a `TrainingState`.
-
-    Workers change them with operations that a parameter server runs one after the other, so that no
-    concurrent change is lost.
-    """
-
-    def __init__(self, update: TrainStep, state: TrainingState, slots: int):
-        """Makes the variables; the optimizer's count is the step.
-
-        Keras reads that count, adds one and writes it back, which loses concurrent updates. An add
-        on the parameter server replaces the instance's hook.
-        """
-        (optimizer,) = update.optimizers.values()
-        count = optimizer.iterations.value
-        optimizer.iterations.assign_add = lambda value: count.assign_add(
-            tf.cast(value, count.dtype), read_value=False
-        )
-        self._step: tf.Variable = count
-        self._empty = state.without_metrics()
-        with update.strategy.scope():
-            self._sums = tf.Variable(state.sums, trainable=False)
-            self._norms = tf.Variable(state.gradient_norms, trainable=False)
-            self._begun = tf.Variable(tf.zeros([slots], tf.int64), trainable=False)
-
-    def write(self, state: TrainingState) -> None:
-        """Sets the variables to the state from which workers start. Eager."""
-        self._sums.assign(state.sums)
-        self._norms.assign(state.gradient_norms)
-        self._begun.assign(tf.zeros_like(self._begun))
-
-    def read(self, before: TrainingState, batches: int) -> TrainingState:
-        """Returns the state after workers have processed `batches` batches. Eager."""
-        step, sums = tf.identity(self._step), self._sums.read_value()
-        lost = tf.maximum(batches - (step - before.step), 0)
-        finite = tf.reduce_all(tf.math.is_finite(sums))
-        return before._replace(
-            step=step,
-            batches=before.batches + batches,
-            sums=sums,
-            gradient_norms=self._norms.read_value(),
-            diverged_for=before.diverged_for + tf.cast(~finite, tf.int64),
-            batches_left_out=before.batches_left_out + lost,
-        )
-
-    def begun(self, slot: tf.Tensor) -> tf.Tensor:
-        """Returns how many batches of a slot any worker has started: int64 []. On a worker."""
-        return tf.raw_ops.ResourceGather(resource=self._begun.handle, indices=slot, dtype=tf.int64)
-
-    def begin(self, slot: tf.Tensor) -> tf.Operation:
-        """Counts one more started batch of a slot. On a worker."""
-        return tf.raw_ops.ResourceScatterAdd(
-            resource=self._begun.handle, indices=slot, updates=tf.ones([], tf.int64)
-        )
-
-    def at(self, batch: tf.Tensor) -> TrainingState:
-        """Returns the present state for batch number `batch`, int64 [], with metric sums of 0."""
-        return self._empty._replace(step=self._step.read_value(), batches=batch)
-
-    def add(self, after: TrainingState) -> list[tf.Operation]:
-        """Adds the sums of an update, whose step the optimizer has counted. On a worker."""
-        return [
-            self._sums.assign_add(after.sums, read_value=False),
-            self._norms.assign_add(after.gradient_norms, read_value=False),
-        ]
-
 
 class CoordinatedLoop:
     """The replacement of `ddl.training.loop.TrainingLoop`. Eager, on the chief.
+
+    Workers share the state in variables on parameter servers. They change these with operations
+    that a parameter server runs one after the other, so that no concurrent change is lost.
 
     Attributes:
       trace_count: Number of traces of the workers' function.
@@ -278,7 +203,7 @@ class CoordinatedLoop:
     variables: tuple[tf.Variable, ...] = ()
 
     def __init__(self, update: TrainStep, state: TrainingState):
-        """Sends the data arrays to each worker; traces no update.
+        """Sends the data arrays to each worker and makes the variables; traces no update.
 
         Args:
           update: Makes one update.
@@ -291,21 +216,30 @@ class CoordinatedLoop:
         self._is_traced = False
         self._update = update
         (pipeline,) = update.pipelines.values()
-        self._batches = WorkerBatches(pipeline)
-        self._workers = _Workers(update.strategy, self._batches)
-        self._shared = _SharedState(update, state, self._workers.slots)
+        self._workers = BatchWorkers(update.strategy, pipeline)
+        # Keras reads the optimizer's count, adds one and writes it back, which loses concurrent
+        # updates. An add on the parameter server replaces the instance's hook.
+        (optimizer,) = update.optimizers.values()
+        count = optimizer.iterations.value
+        optimizer.iterations.assign_add = lambda value: count.assign_add(
+            tf.cast(value, count.dtype), read_value=False
+        )
+        self._step: tf.Variable = count
+        self._empty = state.without_metrics()
+        with update.strategy.scope():
+            self._sums = tf.Variable(state.sums, trainable=False)
+            self._norms = tf.Variable(state.gradient_norms, trainable=False)
+            # How many batches of each range any worker has started.
+            self._begun = tf.Variable(tf.zeros([self._workers.slots], tf.int64), trainable=False)
 
     def take_waited(self) -> None:
         """Returns None: the waits of workers are unknown."""
 
     def trace(self, state: TrainingState) -> None:
         """Traces the workers' function; see `TrainingLoop.trace`."""
-        if self._is_traced:
-            return
-        self._shared.write(state)
-        self._schedule(0, int(state.batches), 0)
-        self._workers.wait()
-        self._is_traced = True
+        if not self._is_traced:
+            self._train(state, [(int(state.batches), 0)])
+            self._is_traced = True
 
     def run(self, state: TrainingState, end: int) -> TrainingState:
         """Trains to step `end`, or less far if updates were skipped or lost; returns the state.
@@ -314,114 +248,53 @@ class CoordinatedLoop:
           WorkerLost: If a parameter server was lost.
           ConfigError: If the task cannot be trained.
         """
-        self._shared.write(state)
         total = end - int(state.step)
-        for slot, (start, stop) in enumerate(self._workers.ranges(int(state.batches), total)):
-            self._schedule(slot, start, stop - start)
-        self._workers.wait()
-        return self._shared.read(state, total)
+        self._train(state, self._workers.ranges(int(state.batches), total))
+        step, sums = tf.identity(self._step), self._sums.read_value()
+        finite = tf.reduce_all(tf.math.is_finite(sums))
+        return state._replace(
+            step=step,
+            batches=state.batches + total,
+            sums=sums,
+            gradient_norms=self._norms.read_value(),
+            diverged_for=state.diverged_for + tf.cast(~finite, tf.int64),
+            batches_left_out=state.batches_left_out + tf.maximum(total - (step - state.step), 0),
+        )
 
-    def _schedule(self, slot: int, first: int, count: int) -> None:
-        numbers = [tf.constant(number, tf.int64) for number in (slot, first, count)]
-        rows = self._batches.rows_of(first, count)
-        self._workers.schedule(self._make_updates, rows, *numbers)
+    def _train(self, state: TrainingState, ranges: Iterable[tuple[int, int]]) -> None:
+        self._sums.assign(state.sums)
+        self._norms.assign(state.gradient_norms)
+        self._begun.assign(tf.zeros_like(self._begun))
+        for slot, (first, count) in enumerate(ranges):
+            place = tf.constant(slot, tf.int64)
+            self._workers.schedule(self._make_updates, first, count, place)
+        self._workers.wait()
 
     @tf.function(autograph=False)
     def _make_updates(
-        self, data: Any, rows: Any, slot: tf.Tensor, first: tf.Tensor, count: tf.Tensor
+        self, data: Any, rows: Any, first: tf.Tensor, count: tf.Tensor, slot: tf.Tensor
     ) -> tf.Tensor:
         """Makes updates with `count` batches, from number `first` on. On a worker."""
         self.trace_count += 1
-        rows = self._batches.received(rows)
+        rows, begun = self._workers.received(rows), self._begun.handle
+        one = tf.ones([], tf.int64)
 
         def updated(number: tf.Tensor) -> tf.Tensor:
-            with tf.control_dependencies([self._shared.begin(slot)]):
-                before = self._shared.at(first + number)
-                batch = self._batches.batch(data, rows, number, before.batches)
-                after = self._update({"": batch}, before)
-                with tf.control_dependencies(self._shared.add(after)):
+            begins = tf.raw_ops.ResourceScatterAdd(resource=begun, indices=slot, updates=one)
+            with tf.control_dependencies([begins]):
+                now = self._empty._replace(step=self._step.read_value(), batches=first + number)
+                batch = self._workers.batch(data, rows, number, now.batches)
+                after = self._update({"": batch}, now)
+                sums = self._sums.assign_add(after.sums, read_value=False)
+                norms = self._norms.assign_add(after.gradient_norms, read_value=False)
+                with tf.control_dependencies([sums, norms]):
                     return number + 1
 
         # A lost worker may have started this range: its batches are not computed twice.
+        start = tf.raw_ops.ResourceGather(resource=begun, indices=slot, dtype=tf.int64)
         return tf.while_loop(
-            lambda number: number < count,
-            updated,
-            (self._shared.begun(slot),),
-            parallel_iterations=1,
+            lambda number: number < count, updated, (start,), parallel_iterations=1
         )
-
-
-def sums_of(
-    pipeline: BatchPipeline, loss: Loss, batch: Batch, position: tf.Tensor, step: tf.Tensor
-) -> tf.Tensor:
-    """Returns the metric sums of a replica's batch in an evaluation: float64 [size].
-
-    Args:
-      pipeline: The evaluation data.
-      loss: Gives the metric sums.
-      batch: The batch on this replica.
-      position: Batches that the training has read, int64 [].
-      step: Updates that the training has made, int64 [].
-    """
-    features = pipeline.examples(batch)
-    microbatch = pipeline.microbatch(batch, features, training=False, step=step, position=position)
-    with microbatch.forward():
-        return loss(features, training=False)[1]
-
-
-class CoordinatedEvaluation:
-    """The metric sums of an evaluation, whose batches workers share. Eager, on the chief."""
-
-    def __init__(self, loss: Loss, pipeline: BatchPipeline, strategy: tf.distribute.Strategy):
-        """Sends the data arrays to each worker; traces no evaluation.
-
-        Args:
-          loss: Gives the metric sums.
-          pipeline: The evaluation data.
-          strategy: The strategy, with parameter servers.
-
-        Raises:
-          ConfigError: If workers can neither be sent the data nor read them.
-        """
-        self._loss, self._pipeline, self._strategy = loss, pipeline, strategy
-        self._batches = WorkerBatches(pipeline)
-        self._workers = _Workers(strategy, self._batches)
-
-    def sums(self, state: TrainingState) -> tf.Tensor:
-        """Returns the metric sums over the data, float64 [size].
-
-        Each range counts once, even if workers computing it are lost.
-
-        Raises:
-          WorkerLost: If a parameter server was lost.
-        """
-        ranges = []
-        for start, stop in self._workers.ranges(0, self._pipeline.steps_per_epoch or 0):
-            rows = self._batches.rows_of(start, stop - start)
-            numbers = [tf.constant(number, tf.int64) for number in (start, stop)]
-            given = (rows, *numbers, state.batches, state.step)
-            ranges.append(self._workers.schedule(self._sums_of, *given))
-        self._workers.wait()
-        return tf.add_n([sums.fetch() for sums in ranges])
-
-    @tf.function(autograph=False)
-    @fixed_order_of_sums()
-    def _sums_of(
-        self, data: Any, rows: Any, start: tf.Tensor, stop: tf.Tensor, *now: tf.Tensor
-    ) -> tf.Tensor:
-        """Returns metric sums over the batches [start, stop): float64 [size]. On a worker."""
-        rows, strategy = self._batches.received(rows), self._strategy
-
-        def of_replica(batch: Batch) -> tf.Tensor:
-            return sums_of(self._pipeline, self._loss, batch, *now)
-
-        def add_batch(number: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            batch = self._batches.batch(data, rows, number - start, number)
-            own = strategy.run(of_replica, args=(batch,))
-            return number + 1, sums + strategy.reduce("SUM", own, axis=None)
-
-        initial = (start, self._loss.form(False).metrics.zeros())
-        return tf.while_loop(lambda number, sums: number < stop, add_batch, initial)[1]
 
 
 def watch_tasks(timeouts: ClusterTimeouts) -> None:

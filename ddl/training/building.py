@@ -1,97 +1,87 @@
-"""The pieces of a Trainer that are built from its data, its task and the kit of `ddl.step`."""
+"""The pieces of a Trainer that are built from its data and its task."""
 
-import gc
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import keras
 import tensorflow as tf
 
-from ddl.choices import BatchMoments, JitCompile
+from ddl.data.checks import check_same_classes, check_same_features
 from ddl.data.conversion import as_source, sources_by_name
 from ddl.data.pipeline import BatchPipeline
-from ddl.distribution.communication import Communication
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
-from ddl.layers.normalization import take_over_moments
-from ddl.optimizers.fused import updates_rows
-from ddl.optimizers.groups import Optimizers, by_name, groups_by_name
+from ddl.optimizers.groups import Optimizers, groups_by_name
 from ddl.precision import LossScale
 from ddl.random import hashed
-from ddl.step import gradients as gradient_path
-from ddl.step.compiled import Compiler
-from ddl.step.global_gradient import GlobalGradient
-from ddl.step.gradients import Limit
 from ddl.step.loss import Loss
-from ddl.step.moving_statistics import Statistics, allow_replica_writes
 from ddl.step.planning import Plan, plan_built_in, plan_own
 from ddl.step.probes import Probes
-from ddl.step.remat import Remat, recomputed
-from ddl.step.sharding import sharding_of
-from ddl.step.sums import AllReduce
-from ddl.step.train_step import TrainStep
-from ddl.step.weight_average import ExponentialMovingAverage, WeightAverages
 from ddl.tasks.parts import layers_of
 from ddl.tasks.task import LossFunction, Task, evaluation_loss, has_step
-from ddl.training.checks import check_created_in_scope, computes_in_float16, sizes_by_source
-
-_MUCH_DATA = 1 << 26  # bytes
+from ddl.training.checks import check_created_in_scope, sizes_by_source
 
 
-class Pipelines:
-    """Makes the pipelines of a trainer's data; each argument means what it means to `ddl.Trainer`.
+def training_pipelines(
+    task: Task, data: Any, global_batch_size: int | Mapping[str, int], seed: int, **arguments: Any
+) -> dict[str, BatchPipeline]:
+    """Returns the pipeline of each source of training data, by its name; reads no data.
 
-    Attributes:
-      train: Pipeline of each source of training data, by its name; "" if there is only one.
-      first: Pipeline of the first source, which counts the epochs.
+    Args:
+      task: The task, whose `check` a single source must pass.
+      data: As `ddl.Trainer` takes it.
+      global_batch_size: As `ddl.Trainer` takes it.
+      seed: As `ddl.Trainer` takes it.
+      **arguments: `shuffle`, `resident` and `microbatches` of `BatchPipeline`.
     """
+    sources = sources_by_name(data)
+    sizes = sizes_by_source(global_batch_size, list(sources))
+    if "" in sources and hasattr(task, "check"):
+        task.check(sources[""])
+    # Sources of one length would otherwise have one order.
+    orders = {name: hashed(seed, name) if name else seed for name in sources}
+    return {
+        name: BatchPipeline(source, sizes[name], seed=seed, order_seed=orders[name], **arguments)
+        for name, source in sources.items()
+    }
 
-    def __init__(
-        self,
-        task: Task,
-        train_data: Any,
-        global_batch_size: int | Mapping[str, int],
-        accumulation_steps: int,
-        seed: int,
-        shuffle: bool,
-        data_on_device: bool | Literal["auto"],
-    ):
-        """Checks the training data by the task's `check`; reads none."""
-        self._task, self._seed, self._resident = task, seed, data_on_device
-        sources = sources_by_name(train_data)
-        sizes = sizes_by_source(global_batch_size, list(sources))
-        self.train: dict[str, BatchPipeline] = {}
-        for name, source in sources.items():
-            # Sources of one length would otherwise have one order.
-            order = {"shuffle": shuffle, "order_seed": hashed(seed, name) if name else seed}
-            size, microbatches = sizes[name], accumulation_steps
-            self.train[name] = self._made(
-                source, size, not name, microbatches=microbatches, **order
-            )
-        self.first = next(iter(self.train.values()))
-        arrays = [getattr(one.source, "arrays", None) or {} for one in self.train.values()]
-        if sum(array.nbytes for each in arrays for array in each.values()) > _MUCH_DATA:
-            gc.collect()  # a Trainer that a notebook replaces refers to itself
 
-    def in_order(self, data: Any, *, may_reside: bool, is_checked: bool = True) -> BatchPipeline:
-        """Returns the pipeline of other data, in their order.
+def in_order(data: Any, train: Mapping[str, BatchPipeline], resident: Any = False) -> BatchPipeline:
+    """Returns the pipeline of other data, in their order, with batches of the first source's size.
 
-        Args:
-          data: As `train_data`.
-          may_reside: Whether arrays may be kept on the devices.
-          is_checked: Whether the task's `check` is called.
-        """
-        resident = self._resident if may_reside else False
-        size = self.first.global_batch_size
-        return self._made(data, size, is_checked, shuffle=False, resident=resident)
+    Args:
+      data: As `as_source` takes it.
+      train: The pipelines of the training data.
+      resident: As `BatchPipeline` takes it.
+    """
+    first = next(iter(train.values()))
+    size, source = first.global_batch_size, as_source(data)
+    return BatchPipeline(source, size, seed=first.seed, shuffle=False, resident=resident)
 
-    def _made(self, data: Any, size: int, is_checked: bool, **arguments: Any) -> BatchPipeline:
-        source = as_source(data, "Trainer.eval_data")
-        if is_checked and (check := getattr(self._task, "check", None)) is not None:
-            check(source)
-        given = {"seed": self._seed, "resident": self._resident, **arguments}
-        return BatchPipeline(source, size, **given)
+
+def evaluation_pipeline(
+    task: Task, data: Any, argument: str, train: Mapping[str, BatchPipeline], resident: Any = False
+) -> BatchPipeline:
+    """Returns the pipeline of evaluation data, which have the form of the training data.
+
+    Args:
+      task: The task, whose `check` the data must pass.
+      data: As `ddl.Trainer` takes it.
+      argument: Name of the argument that the data are, for errors.
+      train: The pipelines of the training data.
+      resident: As `BatchPipeline` takes it.
+
+    Raises:
+      DataError: If the data are of another kind, or do not fit.
+    """
+    pipeline = in_order(as_source(data, argument), train, resident)
+    if hasattr(task, "check"):
+        task.check(pipeline.source)
+    if "" in train:
+        check_same_features(train[""].element_spec, pipeline.element_spec)
+        check_same_classes(train[""].source, pipeline.source)
+    return pipeline
 
 
 def probed_loss(
@@ -138,7 +128,6 @@ def planned(
     probes: Probes,
     strategy: tf.distribute.Strategy,
     train: Mapping[str, BatchPipeline],
-    accumulation_steps: int,
 ) -> Plan:
     """Returns the plan of the task's own step, or of the built-in one; builds the models.
 
@@ -148,14 +137,13 @@ def planned(
       probes: The probes of the task.
       strategy: The strategy.
       train: Pipeline of each source of training data; learns how many batches an update reads.
-      accumulation_steps: Microbatches per replica and update.
 
     Raises:
       ConfigError: If the step cannot be made of these, or the model was made outside of the scope.
     """
     name, groups = type(task).__name__, groups_by_name(optimizer)
-    every = {group: one for groups_of in groups.values() for group, one in groups_of.items()}
-    is_plain = every.keys() == groups.keys() and not any(x.frozen_until for x in every.values())
+    every = [group for of_name in groups.values() for group in of_name.values()]
+    is_plain = len(every) == len(groups) and not any(group.frozen_until for group in every)
     if traits_of(strategy).asynchronous and (has_step(task) or not is_plain):
         what = f"{name}.step" if has_step(task) else "ParameterGroups"
         raise ConfigError(
@@ -178,86 +166,47 @@ def planned(
             plan = plan_built_in(task, groups, loss_of)
     for source, pipeline in train.items():
         pipeline.batches_per_update = plan.batches[source]
-    plan.check_microbatches(accumulation_steps)
+    plan.check_microbatches(next(iter(train.values())).microbatches)
     check_created_in_scope(plan.trained, strategy)
     return plan
 
 
-def training_layers(task: Task, plan: Plan) -> list[keras.layers.Layer]:
-    """Returns the layers of the task, without those that only compute as in an evaluation."""
+def normalizing_layers(plan: Plan) -> list[keras.layers.BatchNormalization]:
+    """Returns the layers that take moments of a microbatch in training."""
     losses = (*plan.losses.values(), *plan.means.values())
-    in_training = {id(layer) for one in losses for layer in one.training.layers}
-    return [layer for layer in layers_of(task) if id(layer) in in_training]
+    every = {id(layer): layer for one in losses for layer in one.training.layers}
+    return [x for x in every.values() if isinstance(x, keras.layers.BatchNormalization)]
 
 
-def build_update(
-    task: Task,
-    optimizer: Optimizers,
-    plan: Plan,
-    train: Mapping[str, BatchPipeline],
-    strategy: tf.distribute.Strategy,
-    clip_norm: Limit,
-    weight_average: ExponentialMovingAverage | None,
-    loss_scale: LossScale | Literal["auto"] | None,
-    batch_moments: BatchMoments,
-    communication: Communication | None,
-    jit_compile: JitCompile,
-    remat: Remat | None,
-    shard_optimizer_state: bool,
-) -> TrainStep:
-    """Builds the optimizers' slots, the averages and the update.
+def known_loss_scale(
+    given: LossScale | Literal["auto"] | None, task: Task, strategy: tf.distribute.Strategy
+) -> LossScale | None:
+    """Returns the loss scale; "auto" scales if a layer computes in float16.
 
-    `plan` is that of the step, `train` the pipeline of each source of training data by its name;
-    each other argument means what it means to `ddl.Trainer`.
+    Raises:
+      ConfigError: If an asynchronous strategy would have to scale the loss.
     """
-    layers, optimizers = layers_of(task), by_name(optimizer)
-    take_over_moments(layers)
-    allow_replica_writes(layers, strategy)
-    statistics = Statistics(layers, strategy)
-    normalizing = [x for x in layers if isinstance(x, keras.layers.BatchNormalization)]
-    all_reduce = AllReduce(strategy, communication or Communication())
-    variables = {name: one.variables for name, one in plan.applied.items()}
-    sharding = sharding_of(optimizers, variables, all_reduce, strategy, shard_optimizer_state)
-    if loss_scale == "auto":
-        in_float16 = computes_in_float16(layers if has_step(task) else [task.model])
-        loss_scale = LossScale() if in_float16 else None
-    if loss_scale is not None and traits_of(strategy).asynchronous:
+    if given == "auto":
+        layers = layers_of(task) if has_step(task) else task.model._flatten_layers()
+        # Such a gradient may underflow.
+        given = LossScale() if any(x.compute_dtype == "float16" for x in layers) else None
+    if given is not None and traits_of(strategy).asynchronous:
         raise ConfigError(
             "--strategy=parameter_server cannot scale the loss, which float16 needs. Set PRECISION "
             "to 'mixed_bfloat16' or 'float32'."
         )
-    trained = [v.value for v in plan.trained]
-    averages = None
-    if weight_average is not None:
-        averages = WeightAverages(weight_average, [*trained, *statistics.floating], strategy)
-    gradient = GlobalGradient(
-        strategy=strategy,
-        compiler=Compiler(jit_compile, strategy, "training"),
-        pipelines=train,
-        all_reduce=all_reduce,
-        scales=loss_scale is not None,
-        moved_alone=Statistics(normalizing, strategy) if batch_moments == "per_replica" else None,
-        complete=[*plan.trained, *(v for layer in layers for v in layer.variables)]
-        if has_step(task)
-        else _frozen_variables(layers),
-        remat=recomputed(remat, task, strategy) if remat else None,
-        by_rows={id(v) for n, own in variables.items() if updates_rows(optimizers[n]) for v in own},
-        sharding=sharding,
-    )
-    return TrainStep(
-        task=task,
-        plan=plan,
-        gradient=gradient,
-        optimizers=optimizers,
-        moving=statistics,
-        averages=averages,
-        clips=gradient_path.clips_by_name(clip_norm, list(plan.groups)),
-        loss_scale=loss_scale,
-    )
+    return given
 
 
-def _frozen_variables(layers: Sequence[keras.layers.Layer]) -> list[keras.Variable]:
-    """Returns the trainable variables that are frozen in all of the given layers."""
+def not_updated(
+    task: Task, plan: Plan, layers: Sequence[keras.layers.Layer]
+) -> list[keras.Variable]:
+    """Returns the variables on which a loss may depend besides those of its gradient.
+
+    These are the frozen ones, or with a step of the task's own all of its layers and optimizers.
+    """
+    if has_step(task):
+        return [*plan.trained, *(v for layer in layers for v in layer.variables)]
     own = [(layer, v) for layer in layers for v in layer._trainable_variables]
     trained = {id(v) for layer, v in own if layer.trainable and v.trainable}
     return [v for _, v in own if id(v) not in trained]

@@ -1,11 +1,13 @@
-"""Checks of a Trainer's arguments, data and model, and start-up notes on what they cost."""
+"""Checks of a Trainer's arguments, data, model and state, and start-up notes on what they cost."""
 
 import inspect
 import itertools
 import json
+import math
 import os
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, get_type_hints
 
 import keras
@@ -17,22 +19,33 @@ from absl import logging
 from ddl.choices import BatchMoments, check_positive
 from ddl.data.pipeline import BatchPipeline
 from ddl.data.stream import Stream
-from ddl.distribution.devices import replica_devices
+from ddl.distribution.devices import is_on_server, replica_devices
 from ddl.distribution.workers import Workers
-from ddl.errors import ConfigError, DataError
+from ddl.errors import ConfigError, DataError, TrainingDiverged
+from ddl.layers.normalization import has_global_moments
 from ddl.optimizers.fused import updates_rows
 from ddl.precision import uses_tf32_unasked
+from ddl.step.moving_statistics import Statistics
 from ddl.step.rows import table_of
+from ddl.step.sharding import variables_of
+from ddl.step.state import TrainingState
 from ddl.step.train_step import TrainStep
-from ddl.tasks.parts import layers_of, models_of
-from ddl.tasks.task import Task
+from ddl.tasks.parts import (
+    copies_of,
+    layers_of,
+    models_of,
+    own_items_of,
+    own_variables_of,
+)
+from ddl.tasks.task import Task, has_step
 
-_CHECKED_ELSEWHERE = ("task", "optimizer", "global_batch_size", "corpus_metrics", "return")
+_CHECKED_ELSEWHERE = ("task", "optimizer", "corpus_metrics", "return")
 _LARGE_TABLE = 2**20  # entries, from which a dense update takes noticeable time
 
 _MOST_SIZES = 1000  # files whose sizes are compared: a network drive takes time for each
 _MOST_ROWS, _MOST_BYTES = 1000, 1 << 24  # of an array
 _FLOATS = "floats "
+_REMEDY = "Lower the learning rate, clip the gradient, or check the data."
 
 _OF_WHOLE_BATCHES = (
     keras.layers.Equalization,
@@ -53,46 +66,41 @@ def check_types(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
       given: Its arguments by name.
     """
     for name, kind in get_type_hints(function).items():
-        value, wanted = given.get(name), inspect.formatannotation(kind)
         if name in _CHECKED_ELSEWHERE or kind is Any:
             continue
-        try:
+        value, wanted = given[name], inspect.formatannotation(kind)
+        with suppress(typeguard.TypeCheckError):
             typeguard.check_type(value, kind)
-            fits = not isinstance(value, bool) or "bool" in wanted
-        except typeguard.TypeCheckError:
-            fits = False
-        if not fits:
-            raise ConfigError(f"Trainer.{name} must be {wanted}, got {value!r:.80}.")
+            if not isinstance(value, bool) or "bool" in wanted:
+                continue
+        raise ConfigError(f"Trainer.{name} must be {wanted}, got {value!r:.80}.")
 
 
 class TrainedVariables:
     """The choice of trained variables, as it was when the trainer was created."""
 
     def __init__(self, task: Task):
-        """Records the choice.
-
-        Args:
-          task: The trainer's task.
-        """
+        """Records the choice of the trainer's task."""
         self._layers, self._models = layers_of(task), models_of(task)
         self._were = self._are()
 
     def check(self) -> None:
         """Raises ConfigError if a layer or model now trains other variables."""
-        for (place, was), (_, now) in zip(self._were, self._are(), strict=True):
-            if was != now:
+        now = self._are()
+        for place, was in self._were.items():
+            if was != now[place]:
                 raise ConfigError(
                     f"Changing {place} has no effect: it was {was!r:.80} when the trainer was "
-                    f"created, and is now {now!r:.80}. Create a new Trainer with a new optimizer."
+                    f"created, and is now {now[place]!r:.80}. Create a new Trainer with a new "
+                    "optimizer."
                 )
 
-    def _are(self) -> list[tuple[str, Any]]:
-        of_models = [
-            (f"the list of trainable variables of task.{name}", [v.path for v in own])
-            for name, own in ((n, one.trainable_variables) for n, one in self._models.items())
-        ]
-        of_layers = [(f"trainable of layer {x.name!r}", x.trainable) for x in self._layers]
-        return [*of_layers, *of_models]
+    def _are(self) -> dict[str, Any]:
+        found = {f"trainable of layer {x.name!r}": x.trainable for x in self._layers}
+        for name, model in self._models.items():
+            paths = [variable.path for variable in model.trainable_variables]
+            found[f"the list of trainable variables of task.{name}"] = paths
+        return found
 
 
 # ------------------------------------------------------------ the global batch size
@@ -147,24 +155,16 @@ def check_batch_split(
       ConfigError: If the batch does not divide evenly, with the nearest sizes that do; or if a
         number is not an integer of at least 1.
     """
-    named = global_batch_size if isinstance(global_batch_size, Mapping) else {"": global_batch_size}
+    check_positive("Trainer.accumulation_steps", accumulation_steps)
     unit = replicas * accumulation_steps
+    named = global_batch_size if isinstance(global_batch_size, Mapping) else {"": global_batch_size}
     for size in named.values():
-        for name, value in (
-            ("accumulation_steps", accumulation_steps),
-            ("global_batch_size", size),
-        ):
-            if type(value) is not int or value < 1:
-                raise ConfigError(
-                    f"Trainer.{name} must be an integer of at least 1, got {value!r}."
-                )
+        check_positive("Trainer.global_batch_size", size)
         if size % unit:
-            nearest = " or ".join(
-                str(n) for n in (size // unit * unit, -(-size // unit) * unit) if n
-            )
+            near = " or ".join(str(n) for n in (size // unit * unit, -(-size // unit) * unit) if n)
             raise ConfigError(
                 f"The global batch size must be a multiple of {unit} ({replicas} replicas × "
-                f"{accumulation_steps} accumulation steps), got {size}. Use {nearest}, or change "
+                f"{accumulation_steps} accumulation steps), got {size}. Use {near}, or change "
                 "the number of devices."
             )
 
@@ -197,12 +197,9 @@ def check_same_data(
     if workers.number == 1:
         return
     named = {f"training data {name!r}" if name else "training data": p for name, p in train.items()}
-    facts = {
-        f"{fact} of the {data}": value
-        for data, pipeline in (named | {"evaluation data": evaluation}).items()
-        if pipeline is not None
-        for fact, value in _facts(pipeline).items()
-    }
+    if evaluation is not None:
+        named["evaluation data"] = evaluation
+    facts = {f"{fact} of the {n}": v for n, p in named.items() for fact, v in _facts(p).items()}
     expected, *others = [json.loads(t) for t in workers.gather_texts(json.dumps(facts))]
     for name, worker in itertools.product(expected, range(1, workers.number)):
         here, there = expected[name], others[worker - 1].get(name, "none")
@@ -270,20 +267,6 @@ def check_computes_by_row(layers: Iterable[keras.layers.Layer]) -> None:
             )
 
 
-def computes_in_float16(models: Iterable[keras.layers.Layer]) -> bool:
-    """Returns whether any layer computes in float16, so that gradients may underflow."""
-    layers = (layer for model in models for layer in model._flatten_layers())
-    return any(layer.compute_dtype == "float16" for layer in layers)
-
-
-def depends_on_microbatches(layers: Sequence[keras.layers.Layer]) -> bool:
-    """Returns whether a layer takes statistics of a microbatch.
-
-    Variables that a user's layer writes in its forward pass are not examined.
-    """
-    return any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers)
-
-
 def warn_of_batch_moments(
     layers: Sequence[keras.layers.Layer],
     strategy: tf.distribute.Strategy,
@@ -299,17 +282,12 @@ def warn_of_batch_moments(
       batch_moments: As `ddl.Trainer` takes it.
     """
     names = ", ".join(x.name for x in layers if isinstance(x, keras.layers.BatchNormalization))
-    reasons = {
-        "replica (Trainer.batch_moments = 'per_replica'), so the number of replicas": batch_moments
-        == "per_replica"
-        and strategy.num_replicas_in_sync > 1,
-        f"microbatch, so ACCUMULATION_STEPS = {microbatches}": microbatches > 1,
-    }
-    for reason, holds in reasons.items():
-        if names and holds:
-            logging.warning(
-                "The layers %s take moments of each %s changes the training result.", names, reason
-            )
+    said = "The layers %s take moments of each %s changes the training result."
+    if names and batch_moments == "per_replica" and strategy.num_replicas_in_sync > 1:
+        why = "replica (Trainer.batch_moments = 'per_replica'), so the number of replicas"
+        logging.warning(said, names, why)
+    if names and microbatches > 1:
+        logging.warning(said, names, f"microbatch, so ACCUMULATION_STEPS = {microbatches}")
 
 
 def warn_of_tf32(strategy: tf.distribute.Strategy) -> None:
@@ -345,3 +323,147 @@ def warn_of_dense_updates(update: TrainStep) -> None:
                     f"{variable.shape[0]:,}",
                     variable.path,
                 )
+
+
+# ------------------------------------------------------------ a trained state
+
+
+def check_state_finite(state: TrainingState, update: TrainStep, max_skipped_updates: int) -> None:
+    """Checks the state after a training loop. Eager, cross-replica context, on all workers.
+
+    Raises:
+      TrainingDiverged: If the loss or a metric is not finite, or if at least
+        `max_skipped_updates` updates in a row were skipped.
+    """
+    skipped, count = int(state.skipped_in_a_row), int(state.diverged_for)
+    if skipped >= max_skipped_updates:
+        raise TrainingDiverged(
+            f"Training diverged after step {int(state.step)}: the gradients of {skipped} "
+            "consecutive batches were not finite, at a final loss scale of "
+            f"{float(state.loss_scale):g}. {_remedy(update.task)}"
+        )
+    if not count:
+        return
+    means = update.metrics.means(state.sums)
+    others = [name for name, value in means.items() if not math.isfinite(value)]
+    what, remedy = "the loss", _remedy(update.task)
+    if others and not any(name.split("/")[0] == "loss" for name in others):
+        what = f"the metric {others[0]!r}"
+        remedy = (
+            "The loss is finite. Return a finite number of this metric for each example, or leave "
+            "the metric out."
+        )
+    # With a loss scale, later updates may have been skipped.
+    step = int(state.step)
+    when = f"by step {step}" if update.loss_scale else f"at step {step - count + 1}"
+    raise TrainingDiverged(
+        f"Training diverged {when}: {what} is not finite from batch {int(state.batches) - count} "
+        f"on. {remedy}"
+    )
+
+
+def _remedy(task: Task) -> str:
+    """Returns the remedy for a loss that is not finite, which in float16 may have overflowed."""
+    halves = [layer.name for layer in layers_of(task) if layer.compute_dtype == "float16"]
+    if not halves:
+        return _REMEDY
+    return (
+        f"float16 holds numbers up to 65,504: give the last layer, {halves[-1]!r}, dtype='float32' "
+        f"and compute the loss in float32, or set PRECISION = 'mixed_bfloat16'. {_REMEDY}"
+    )
+
+
+class VariablesFinite:
+    """Checks that variables stay finite."""
+
+    def __init__(self, update: TrainStep, workers: Workers):
+        """Selects weights, slots, statistics and averages.
+
+        Args:
+          update: The update. Variables of it that are not finite now, such as an untrained mask,
+            are never checked.
+          workers: The workers that check together.
+        """
+        models = layers_of(update.task) if has_step(update.task) else [update.task.model]
+        slots = [v for x in update.optimizers.values() for v in variables_of(x, update.sharding)]
+        averages = update.averages.variables if update.averages else ()
+        weights = {id(v): v.value for model in models for v in model.variables}
+        floating = [v for v in (*weights.values(), *slots, *averages) if v.dtype.is_floating]
+        self._variables = [v for v in floating if _is_finite(v).numpy()]
+        self._workers = workers
+
+    def check(self, step: int) -> None:
+        """Raises TrainingDiverged with the name of the first variable that is not finite.
+
+        If a variable is not finite on one worker, all workers raise: statistics may differ between
+        workers. Eager, cross-replica context, on all workers.
+        """
+        # Eager, one after the other: a parameter server copies a table for each read, and must not
+        # hold copies of all at once.
+        own = np.array([_is_finite(variable).numpy() for variable in self._variables])
+        finite = self._workers.gather(own).min(axis=0)
+        for variable, is_finite in zip(self._variables, finite, strict=True):
+            if not is_finite:
+                raise TrainingDiverged(
+                    f"Training diverged at step {step}: {variable.name.split(':')[0]} is not "
+                    f"finite. {_REMEDY}"
+                )
+
+
+def _is_finite(variable: tf.Variable) -> tf.Tensor:
+    with tf.device(variable.device if is_on_server(variable) else None):  # which sends the result
+        return tf.reduce_all(tf.math.is_finite(variable.read_value()))
+
+
+class ReplicasDifferError(ConfigError):
+    """A variable of the task or of a layer has other values on other replicas."""
+
+
+def check_same_on_replicas(task: Task, strategy: tf.distribute.Strategy) -> None:
+    """Compares the copies of the variables that losses and layers write: a checkpoint holds one.
+
+    Variables that are read together (`tf.VariableSynchronization.ON_READ`) and states of
+    `tf.random.Generator` may differ. Eager, cross-replica context, on all workers.
+
+    Raises:
+      ReplicasDifferError: If the copies of a variable differ; on all workers.
+    """
+    if strategy.num_replicas_in_sync == 1:
+        return
+    workers, layers = Workers(strategy), layers_of(task)
+    generators = [x for x in own_items_of(task) if isinstance(x, tf.random.Generator)]
+    states = {id(generator.state) for generator in generators}
+    # Moments over all replicas may differ by their rounding on processors of several kinds.
+    others = [layer for layer in layers if not has_global_moments(layer)]
+    every = [*own_variables_of(task, layers), *Statistics(others, strategy).variables]
+    compared = [v for v in every if id(v) not in states and _is_compared(v, strategy)]
+    if not compared:
+        return
+    values = [[copy.numpy() for copy in copies_of(variable)] for variable in compared]
+    digests = workers.gather(np.array([_digest(own) for own in values]))
+    differ = (digests != digests[0]).any(axis=0)
+    for variable, own, differs in zip(compared, values, differ, strict=True):
+        if differs:
+            texts = ", ".join(f"{value.ravel()[:3].tolist()}" for value in own[:4])
+            raise ReplicasDifferError(
+                f"The variable {variable.name.split(':')[0]!r} of {type(task).__name__} has other "
+                f"values on other replicas, here {texts}: a layer or a loss, which sees the rows "
+                "of its replica alone, has assigned to it. In a layer, assign the result of "
+                "ddl.layers.sum_over_replicas; for a loss, assign that of update.mean in a method "
+                "step(update, batch); or make it with aggregation=tf.VariableAggregation.MEAN."
+            )
+
+
+def _is_compared(variable: tf.Variable, strategy: tf.distribute.Strategy) -> bool:
+    dtype = variable.dtype
+    return (
+        (dtype.is_floating or dtype.is_integer or dtype.is_bool)
+        and variable.synchronization != tf.VariableSynchronization.ON_READ
+        and strategy.extended.variable_created_in_scope(variable)
+    )
+
+
+def _digest(copies: Sequence[np.ndarray]) -> float:
+    """Returns a number that tells values apart; NaN, which equals nothing, for unequal copies."""
+    same = all(np.array_equal(one, copies[0], equal_nan=True) for one in copies)
+    return float(zlib.crc32(copies[0].tobytes())) if same else math.nan

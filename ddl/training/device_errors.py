@@ -10,11 +10,6 @@ from ddl.errors import ConfigError, DdlError, DeviceError
 
 _OUT_OF_MEMORY = re.compile(r"^.*(?:\bOOM\b|out of memory|failed to allocate).*$", re.I | re.M)
 _NOT_DETERMINISTIC = re.compile(r"^.*(?:\bdeterminis(?:m|tic)\b).*$", re.I | re.M)
-_REFUSALS = (
-    tf.errors.UnimplementedError,
-    tf.errors.InvalidArgumentError,
-    tf.errors.FailedPreconditionError,
-)
 _NODE = re.compile(r"\{\{node ([^}]+)\}\}")
 _OF_TENSORFLOW = re.compile(r"\{\{function_node [^}]*\}\}| *\[Op:.*")
 
@@ -40,7 +35,7 @@ def device_errors() -> Iterator[None]:
             "splits the same update into smaller microbatches; lower GLOBAL_BATCH_SIZE; use more "
             "devices; or keep the data on the host (data_on_device=False of the Trainer)."
         ) from error
-    except (*_REFUSALS, RuntimeError) as error:  # the latter while a function is traced
+    except (tf.errors.OpError, RuntimeError) as error:  # the latter while a function is traced
         text = str(error)
         if (reason := _NOT_DETERMINISTIC.search(text)) is None:
             raise

@@ -1,4 +1,9 @@
-"""Evaluation: means over a data set, each example counted once."""
+"""Evaluation: means over a data set, each example counted once.
+
+Here `tf.distribute` is at its plainest. The iterator of a distributed data set gives each replica
+its rows (`BatchPipeline.iterator`, which calls `strategy.experimental_distribute_dataset`),
+`strategy.run` computes sums on each replica, and `strategy.reduce` adds them up.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +14,6 @@ import tensorflow as tf
 from absl import logging
 
 from ddl.data.batch import Batch
-from ddl.data.checks import data_errors
 from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.path import on_host_if_placed
 from ddl.distribution.traits import traits_of
@@ -22,9 +26,8 @@ from ddl.step.loss import Loss
 from ddl.step.state import TrainingState
 from ddl.step.sums import fixed_order_of_sums
 from ddl.step.weight_average import WeightAverages
-from ddl.training.asynchronous import CoordinatedEvaluation, sums_of
-from ddl.training.device_errors import device_errors
-from ddl.training.prediction import Predictions, form_of
+from ddl.training.asynchronous import BatchWorkers
+from ddl.training.prediction import Predictions, TracedByForm, forward, spec_of
 
 
 class Evaluations:
@@ -62,21 +65,19 @@ class Evaluations:
         self._strategy, self._workers = strategy, Workers(strategy)
         self._predictions = predictions
         self._corpus_metrics = checked_corpus_metrics(corpus_metrics)
-        self._is_asynchronous = traits_of(strategy).asynchronous
-        self._loss: Any = None
-        self._pipeline: Any = None  # while tracing
-        self._iterator: Any = None  # of the trainer's own data
-        self._coordinated: CoordinatedEvaluation | None = None
+        self._losses: dict[Any, Loss] = {}  # by the features of the data
+        self._on_devices = TracedByForm(self._sums_on_devices, compiler.tracing)
+        self._iterators: dict[BatchPipeline, Any] = {}  # of the trainer's own data
+        self._on_workers: Any = None  # sums over the trainer's own data
         self.names: Sequence[str] = ()
         if self._corpus_metrics:
             predictions.check_predicts("Trainer.corpus_metrics")
         if own is None:
             return
-        with self._workers.failing_together():
-            self._loss = loss_of(own)
-        if self._is_asynchronous:
-            self._coordinated = CoordinatedEvaluation(self._loss, own, strategy)
-        names = self._loss.form(False).metrics.names
+        loss = self._loss(own)
+        if traits_of(strategy).asynchronous:
+            self._on_workers = self._sums_on_workers(own, loss)
+        names = loss.form(False).metrics.names
         for metric in self._corpus_metrics:
             predictions.features_of(own.source, metric.features)
             if taken := sorted(set(metric.names) & set(names)):
@@ -90,6 +91,9 @@ class Evaluations:
     def run(self, pipeline: BatchPipeline, state: TrainingState) -> dict[str, float]:
         """Returns the figures of data by name, for the present weights.
 
+        Every evaluation reads the first epoch, whether or not the run was resumed: later epochs of
+        a mixture, or of examples that draw by their seed, are others.
+
         Args:
           pipeline: The data, the trainer's own or others.
           state: The training's state; schedules of layers and tasks follow it.
@@ -99,16 +103,20 @@ class Evaluations:
           ConfigError: If the task cannot be evaluated.
         """
         pipeline.count_examples()
-        if self._loss is None:
-            self._loss = self._loss_of(pipeline)
-        if self._is_asynchronous:
-            known = self._coordinated if pipeline is self._own else None
-            sums = (known or CoordinatedEvaluation(self._loss, pipeline, self._strategy)).sums(
-                state
-            )
+        loss, is_own = self._loss(pipeline), pipeline is self._own
+        if traits_of(self._strategy).asynchronous:
+            on_workers = is_own and self._on_workers
+            sums = (on_workers or self._sums_on_workers(pipeline, loss))(state)
         else:
-            sums = self._sums_on_devices(pipeline, state)
-        form = self._loss.form(False)
+            # Not kept while in use: after an error its position would be wrong.
+            iterator = self._iterators.pop(pipeline, None)
+            iterator = iterator or pipeline.iterator(self._strategy, repeats=is_own)
+            count = tf.constant(pipeline.steps_per_epoch, tf.int64)
+            given = iterator, count, state.batches, state.step
+            sums = self._on_devices((pipeline, loss), is_own, *given)
+            if is_own:
+                self._iterators[pipeline] = iterator
+        form = loss.form(False)
         if sums[0] == 0:  # the weight of all examples
             # Weights of the task may depend on the model and all be 0 for a while.
             if not form.weighs:
@@ -122,64 +130,91 @@ class Evaluations:
             means |= self._of_all_outputs(metric, pipeline, state, means["loss"])
         return means
 
-    def _sums_on_devices(self, pipeline: BatchPipeline, state: TrainingState) -> tf.Tensor:
-        """Returns the metric sums over the data: float64 [size]."""
-        is_own = pipeline is self._own
-        with data_errors(pipeline.source), device_errors():
-            # Every evaluation reads the first epoch, whether or not the run was resumed: later
-            # epochs of a mixture, or of examples that draw by their seed, are others. The own
-            # iterator is not kept while in use: after an error its position would be wrong.
-            iterator = self._iterator if is_own else None
-            if iterator is None:
-                iterator = pipeline.iterator(self._strategy, repeats=is_own)
-            if is_own:
-                self._iterator = None
-            number = tf.constant(pipeline.steps_per_epoch, tf.int64)
-            form = repr((is_own, form_of(pipeline)))
-            arguments = (form, iterator, number, state.batches, state.step)
-            # Traced not by the call: TensorFlow counts the traces of all evaluations of a process
-            # together, and warns of frequent ones.
-            self._pipeline = pipeline
-            self._compiler.tracing(lambda: self._sums.get_concrete_function(*arguments))
-            self._pipeline = None  # which would keep the data alive
-            sums = self._sums(*arguments)
-        if is_own:
-            self._iterator = iterator
-        return sums
+    def _loss(self, pipeline: BatchPipeline) -> Loss:
+        """Returns the loss; probes it on the first data that have these features."""
+        spec = spec_of(pipeline)
+        if spec not in self._losses:
+            with self._workers.failing_together():
+                self._losses[spec] = self._loss_of(pipeline)
+        return self._losses[spec]
 
-    @tf.function(autograph=False)
+    def _sums_on_devices(
+        self, pipeline: BatchPipeline, loss: Loss, iterator: Any, count: tf.Tensor, *now: tf.Tensor
+    ) -> tf.Tensor:
+        """Returns the metric sums over the next `count` batches of a distributed iterator."""
+
+        def batch_of(number: tf.Tensor) -> Batch:
+            return pipeline.next_batch(iterator, self._strategy, number)
+
+        return self._sums(pipeline, loss, batch_of, (tf.zeros_like(count), count), *now)
+
     @fixed_order_of_sums()
     def _sums(
         self,
-        form: str,
-        iterator: Any,
-        num_batches: tf.Tensor,
-        position: tf.Tensor,
-        step: tf.Tensor,
+        pipeline: BatchPipeline,
+        loss: Loss,
+        batch_of: Callable[[tf.Tensor], Batch],
+        ends: tuple[tf.Tensor, tf.Tensor],
+        *now: tf.Tensor,
     ) -> tf.Tensor:
-        """Returns the metric sums over `num_batches` batches, traced for data of one form."""
-        pipeline, loss, strategy = self._pipeline, self._loss, self._strategy
+        """Returns the metric sums over batches: float64 [size]. Cross-replica context, in a graph.
+
+        Args:
+          pipeline: The data.
+          loss: Gives the metric sums of a replica's batch.
+          batch_of: Returns the batch of a number, int64 [].
+          ends: Numbers of the first batch, and after the last batch, int64 [].
+          *now: Batches that the training has read, and updates that it has made, int64 [].
+        """
+        strategy = self._strategy
+        # int32, which stays on the host: GPUs would send each answer to the host, which waits.
+        with on_host_if_placed(strategy):
+            first, end = (tf.cast(number, tf.int32) for number in ends)
 
         def of_replica(batch: Batch) -> tf.Tensor:
-            return self._compiler.of_pass(lambda: sums_of(pipeline, loss, batch, position, step))
+            return self._compiler.of_pass(lambda: sums_of(pipeline, loss, batch, *now))
 
         def add_batch(turn: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             with on_host_if_placed(strategy):
                 number, following = tf.cast(turn, tf.int64), turn + 1
-            batch = pipeline.next_batch(iterator, strategy, number)
-            per_replica = strategy.run(of_replica, args=(batch,))
+            per_replica = strategy.run(of_replica, args=(batch_of(number),))
             return following, sums + strategy.reduce("SUM", per_replica, axis=None)
 
         def goes_on(turn: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
             with on_host_if_placed(strategy):
                 return turn < end
 
-        # int32, which stays on the host: GPUs would send each answer to the host, which waits.
-        with on_host_if_placed(strategy):
-            end = tf.cast(num_batches, tf.int32)
-        return tf.while_loop(
-            goes_on, add_batch, (tf.constant(0), loss.form(False).metrics.zeros())
-        )[1]
+        return tf.while_loop(goes_on, add_batch, (first, loss.form(False).metrics.zeros()))[1]
+
+    def _sums_on_workers(
+        self, pipeline: BatchPipeline, loss: Loss
+    ) -> Callable[[TrainingState], tf.Tensor]:
+        """Returns a function that lets asynchronous workers share an evaluation's batches.
+
+        Each range counts once, even if workers computing it are lost.
+
+        Raises:
+          ConfigError: If workers can neither be sent the data nor read them.
+        """
+        workers = BatchWorkers(self._strategy, pipeline)
+
+        @tf.function(autograph=False)
+        def of_range(
+            data: Any, rows: Any, first: tf.Tensor, count: tf.Tensor, *now: tf.Tensor
+        ) -> tf.Tensor:
+            rows = workers.received(rows)
+            batch_of = lambda number: workers.batch(data, rows, number - first, number)  # noqa: E731
+            return self._sums(pipeline, loss, batch_of, (first, first + count), *now)
+
+        def sums_of_all(state: TrainingState) -> tf.Tensor:
+            sums = [
+                workers.schedule(of_range, *ends, state.batches, state.step)
+                for ends in workers.ranges(0, pipeline.steps_per_epoch or 0)
+            ]
+            workers.wait()
+            return tf.add_n([each.fetch() for each in sums])
+
+        return sums_of_all
 
     def _of_all_outputs(
         self, metric: OfAllOutputs, pipeline: BatchPipeline, state: TrainingState, loss: float
@@ -194,6 +229,15 @@ class Evaluations:
             if found is not None:
                 own = metric(*found)
         return {n: self._workers.broadcast_float(own.get(n, 0.0)) for n in metric.names}
+
+
+def sums_of(
+    pipeline: BatchPipeline, loss: Loss, batch: Batch, position: tf.Tensor, step: tf.Tensor
+) -> tf.Tensor:
+    """Returns the metric sums of a replica's batch: float64 [size]. Replica context."""
+    features, microbatch = forward(pipeline, batch, position, step)
+    with microbatch.forward():
+        return loss(features, training=False)[1]
 
 
 class EvaluationWeights:
@@ -217,11 +261,8 @@ class EvaluationWeights:
         order: the last one that ends restores the values. Eager, cross-replica context, on all
         workers.
         """
-        if not self._blocks:
-            with ExitStack() as stack:
-                if averaged and self._averages is not None:
-                    stack.enter_context(self._averages.applied())
-                self._restoring = stack.pop_all()
+        if not self._blocks and averaged and self._averages is not None:
+            self._restoring.enter_context(self._averages.applied())
         self._blocks += 1
         try:
             yield

@@ -1,5 +1,6 @@
 """The length of the training loop's calls, its speed and waits, and how busy GPUs are."""
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ddl.errors import ConfigError
+from ddl.choices import check_positive
 from ddl.figures import GPU_UTILIZATION, INPUT_SHARE
 
 _GROWTH = 4
@@ -24,6 +25,7 @@ class Pace:
     (evaluation, checkpoints, logging).
 
     Attributes:
+      steps_per_loop: Largest number of steps of the next loop.
       counts: Whether loops count for the speed; not while a profiler slows them down.
       total_seconds: Seconds spent in loops, tracing included; a resumed run adds to the restored
         value.
@@ -46,25 +48,16 @@ class Pace:
         Raises:
           ConfigError: If `steps_per_loop` is below 1.
         """
-        if steps_per_loop is not None and steps_per_loop < 1:
-            raise ConfigError(
-                f"Trainer.steps_per_loop must be at least 1, or None, got {steps_per_loop}."
-            )
+        check_positive("Trainer.steps_per_loop", steps_per_loop)
         self._fixed = steps_per_loop
         self._target = target_seconds
-        self._next = steps_per_loop or 1
+        self.steps_per_loop = steps_per_loop or 1
         self._steps, self._seconds = 0, 0.0
-        self._timed = 0.0  # since the last `take_input_share`
-        self._waited: float | None = 0.0
+        self._timed = self._waited = 0.0  # since the last `take_input_share`
         self.clock = clock
         self.counts = True
         self.total_seconds = 0.0
         self.steps_per_second: float | None = None
-
-    @property
-    def steps_per_loop(self) -> int:
-        """Largest number of steps of the next loop."""
-        return self._next
 
     def add(
         self, steps: int, seconds: float, waited: float | None = None, *, traced: bool = False
@@ -83,16 +76,14 @@ class Pace:
         self._steps += steps
         self._seconds += seconds
         self._timed += seconds
-        if waited is None:
-            self._waited = None
-        elif self._waited is not None:
-            self._waited += waited
+        self._waited += math.nan if waited is None else waited
         if steps and seconds > 0:
             self.steps_per_second = steps / seconds
-        if self._fixed is None and steps:
-            wanted = int(self._target * steps / max(seconds, 1e-6))
-            # A short loop predicts a long one poorly: limit the growth.
-            self._next = max(1, min(wanted, _GROWTH * max(steps, self._next)))
+            if self._fixed is None:
+                wanted = int(self._target * steps / seconds)
+                # A short loop predicts a long one poorly: limit the growth.
+                most = _GROWTH * max(steps, self.steps_per_loop)
+                self.steps_per_loop = max(1, min(wanted, most))
 
     def take_steps_per_second(self) -> float | None:
         """Returns the steps per second since the last call; None if no loop was timed."""
@@ -105,11 +96,9 @@ class Pace:
 
         None if no loop was timed, or if the waits are unknown.
         """
-        timed, waited = self._timed, self._waited
-        self._timed, self._waited = 0.0, 0.0
-        return (
-            round(min(max(waited / timed, 0.0), 1.0), 6) if timed and waited is not None else None
-        )
+        share = self._waited / self._timed if self._timed else math.nan
+        self._timed = self._waited = 0.0
+        return None if math.isnan(share) else round(min(max(share, 0.0), 1.0), 6)
 
 
 class Monitor:

@@ -1,7 +1,7 @@
 """Predictions: the outputs of a task for each example, in order and without padding."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from ddl.data.batch import Batch
 from ddl.data.checks import data_errors, warn_of_another_kind
-from ddl.data.conversion import as_source
 from ddl.data.pipeline import BatchPipeline
 from ddl.data.source import Source
 from ddl.data.stream import Stream
@@ -21,16 +20,75 @@ from ddl.microbatch import Microbatch
 from ddl.random import placing_of
 from ddl.step.state import TrainingState
 from ddl.tasks.gather import Gathered
+from ddl.training.building import in_order
 from ddl.training.device_errors import device_errors
 
 Rows = tuple[Any, dict[str, np.ndarray]]
 """Outputs in the structure that `predict` returns, and features by name, without padding."""
 
 
-def form_of(pipeline: BatchPipeline) -> Any:
-    """Returns all of a pipeline's data that a trace depends on."""
+def spec_of(pipeline: BatchPipeline) -> tuple[Any, ...]:
+    """Returns names, shapes and dtypes of the features."""
     spec = sorted(pipeline.element_spec.items())
-    return (pipeline.always_full, *((n, tuple(one.shape), one.dtype.name) for n, one in spec))
+    return tuple((name, tuple(one.shape), one.dtype.name) for name, one in spec)
+
+
+def forward(
+    pipeline: BatchPipeline, batch: Batch, position: tf.Tensor, step: tf.Tensor
+) -> tuple[dict[str, tf.Tensor], Microbatch]:
+    """Returns a replica's features of a batch, and the `Microbatch` for an evaluation of them.
+
+    Args:
+      pipeline: The data.
+      batch: The batch on this replica.
+      position: Batches that the training has read, int64 [].
+      step: Updates that the training has made, int64 [].
+    """
+    features = pipeline.examples(batch)
+    now = {"training": False, "step": step, "position": position}
+    return features, pipeline.microbatch(batch, features, **now)
+
+
+class TracedByForm:
+    """A function of data and tensors, traced once for all data of one form. Eager."""
+
+    def __init__(
+        self, function: Callable[..., Any], tracing: Callable[..., Any] = lambda trace: trace()
+    ):
+        """Keeps the arguments; traces nothing.
+
+        Args:
+          function: Takes a pipeline, further objects, and tensors. Cross-replica context.
+          tracing: Calls a function that traces.
+        """
+        self._function, self._tracing = function, tracing
+        self._objects: Any = None  # while tracing: a trace must not keep data alive
+        self._traced = tf.function(self._call, autograph=False)
+
+    def __call__(self, objects: Sequence[Any], key: Any, *tensors: Any) -> Any:
+        """Calls the function.
+
+        Args:
+          objects: A pipeline, and objects for a pipeline of this form.
+          key: Says all that a trace depends on besides the features of the pipeline.
+          *tensors: Tensors, and iterators of the pipeline.
+
+        Raises:
+          DataError: If the data cannot be read.
+          ConfigError: See `device_errors`, as for DeviceError.
+        """
+        pipeline = objects[0]
+        given = repr((pipeline.always_full, spec_of(pipeline), key)), *tensors
+        with data_errors(pipeline.source), device_errors():
+            self._objects = objects
+            # Not traced by the call: TensorFlow counts the traces of all trainers of a process
+            # together, and warns of frequent ones.
+            self._tracing(lambda: self._traced.get_concrete_function(*given))
+            self._objects = None
+            return self._traced(*given)
+
+    def _call(self, form: str, *tensors: Any) -> Any:
+        return self._function(*self._objects, *tensors)
 
 
 class Predictions:
@@ -40,26 +98,12 @@ class Predictions:
     """
 
     def __init__(
-        self,
-        task: Any,
-        strategy: tf.distribute.Strategy,
-        pipeline: Callable[[Source | Stream], BatchPipeline],
-        trained_on: dict[str, tf.TensorSpec] | None,
+        self, task: Any, strategy: tf.distribute.Strategy, train: Mapping[str, BatchPipeline]
     ):
-        """Keeps the arguments; traces nothing.
-
-        Args:
-          task: The task.
-          strategy: The strategy.
-          pipeline: Makes the pipeline of a source, in order and not resident.
-          trained_on: `element_spec` of the training data; None if they have several sources.
-        """
-        self._task = task
-        self._strategy = strategy
-        self._pipeline_of = pipeline
-        self._trained_on = trained_on or {}
+        """Keeps the task, the strategy and the pipelines of the training data; traces nothing."""
+        self._task, self._strategy, self._train = task, strategy, train
         self._joins_workers = Workers(strategy).number > 1
-        self._reading: Any = None  # pipeline and features, while tracing
+        self._outputs = TracedByForm(self._outputs_of)
 
     def all(self, data: Any, state: TrainingState) -> Any:
         """Returns the outputs of all examples, arrays [n, …]; see `batches`."""
@@ -80,12 +124,14 @@ class Predictions:
           DataError: If the data lack a feature, or a feature is text.
           ConfigError: If the arrays would be larger than `metric.max_bytes`.
         """
-        names = self.features_of(source, metric.features)
-        every: list[Rows | None] = []
-        held = 0
+        names, every, held = self.features_of(source, metric.features), list[Rows](), 0
         for rows in self.batches(source, state, tuple(dict.fromkeys([*names, "weight"]))):
             assert rows is not None
-            kept = rows[0], [rows[1][name] for name in names]
+            outputs, features = rows
+            counts = features["weight"] != 0
+            kept = tf.nest.map_structure(
+                lambda one, counts=counts: one[counts], (outputs, {n: features[n] for n in names})
+            )
             held += sum(array.nbytes for array in tf.nest.flatten(kept))
             if held > metric.max_bytes:
                 raise ConfigError(
@@ -94,13 +140,8 @@ class Predictions:
                     "features, or let predict return less."
                 )
             if keeps:
-                every.append(rows)
-        if not keeps:
-            return None
-        outputs, features = _joined(every)
-        counts = features["weight"] != 0
-        outputs = tf.nest.map_structure(lambda one: one[counts], outputs)
-        return outputs, {name: features[name][counts] for name in names}
+                every.append(kept)
+        return _joined(every) if keeps else None
 
     def features_of(
         self, source: Source | Stream, features: Sequence[str] | None
@@ -152,7 +193,7 @@ class Predictions:
         """Yields the outputs of each batch, and features of the data, without the padding.
 
         Args:
-          data: As `as_source` takes it, or one array of inputs, or a `tf.data.Dataset` of inputs.
+          data: As `as_source` takes it, or one array of inputs.
           state: The training's state; schedules of layers and tasks follow it.
           features: Names of features to yield beside the outputs.
           first_batch: Number of the first batch, counted from 0.
@@ -165,49 +206,46 @@ class Predictions:
         """
         check_no_text("predict_batches.features", features)
         self.check_predicts("predict")
-        pipeline = self._checked(self._source_of_inputs(data), features)
+        pipeline = in_order(self._named(data), self._train)
         size, total = pipeline.global_batch_size, pipeline.count_examples()
-        form = repr((form_of(pipeline), tuple(features)))
-        with data_errors(pipeline.source), device_errors():
+        self._check(pipeline.element_spec, features)
+        with data_errors(pipeline.source):
             iterator = pipeline.iterator(self._strategy, first_batch)
-            # Traced not by a call: TensorFlow counts the traces of all predictions of a process
-            # together, and warns of frequent ones.
-            self._reading = pipeline, features
-            zero = tf.constant(0, tf.int64)
-            self._outputs.get_concrete_function(form, iterator, zero, state.batches, state.step)
-            self._reading = None  # which would keep the data alive
         for number in range(first_batch, -(-total // size)):
-            with data_errors(pipeline.source), device_errors():
-                # What a batch draws depends on its number, wherever the reading began.
-                counter = tf.constant(number, tf.int64)
-                found = self._outputs(form, iterator, counter, state.batches, state.step)
-                if not keeps:
-                    yield None
-                    continue
-                # As arrays at once: all outputs may not fit on a device.
-                left = total - number * size
+            # What a batch draws depends on its number, wherever the reading began.
+            now = tf.constant(number, tf.int64), state.batches, state.step
+            found = self._outputs((pipeline, features), tuple(features), iterator, *now)
+            if not keeps:
+                yield None
+                continue
+            with device_errors():  # as arrays at once: all outputs may not fit on a device
                 rows = _joined([tf.nest.map_structure(lambda x: x.numpy(), one) for one in found])
-                outputs, beside = tf.nest.map_structure(lambda x, left=left: x[:left], rows)
+            left = total - number * size
+            outputs, beside = tf.nest.map_structure(lambda x, left=left: x[:left], rows)
             yield outputs, dict(zip(features, beside, strict=True))
 
-    @tf.function(autograph=False)
-    def _outputs(
-        self, form: str, iterator: Any, number: tf.Tensor, position: tf.Tensor, step: tf.Tensor
+    def _outputs_of(
+        self,
+        pipeline: BatchPipeline,
+        features: Sequence[str],
+        iterator: Any,
+        number: tf.Tensor,
+        *now: tf.Tensor,
     ) -> list[Any]:
         """Returns outputs and features of a batch, of each replica or of all workers."""
-        strategy, (pipeline, features) = self._strategy, self._reading
+        strategy = self._strategy
 
         def of_replica(batch: Batch) -> Any:
-            return self._of_replica(pipeline, features, batch, position, step)
+            return self._of_replica(pipeline, features, batch, *now)
 
         def of_all(values: Any) -> tf.Tensor:
-            given = strategy.experimental_local_results(values)[0].dtype
+            given = local(values)[0].dtype
             return tf.cast(strategy.gather(strategy.run(_gatherable, (values,)), 0), given)
 
+        local = strategy.experimental_local_results
         found = strategy.run(of_replica, (pipeline.next_batch(iterator, strategy, number),))
         if self._joins_workers:
             return [tf.nest.map_structure(of_all, found)]
-        local = strategy.experimental_local_results
         replicas = range(Workers(strategy).replicas_of_each)
         return [tf.nest.map_structure(lambda x, r=r: local(x)[r], found) for r in replicas]
 
@@ -216,13 +254,9 @@ class Predictions:
         pipeline: BatchPipeline,
         names: Sequence[str],
         batch: Batch,
-        position: tf.Tensor,
-        step: tf.Tensor,
+        *now: tf.Tensor,
     ) -> tuple[Any, list[tf.Tensor]]:
-        features = pipeline.examples(batch)
-        microbatch = pipeline.microbatch(
-            batch, features, training=False, step=step, position=position
-        )
+        features, microbatch = forward(pipeline, batch, *now)
         microbatch.gathering = _refuse
         beside = [features[each] for each in names]
         features = {each: v for each, v in features.items() if each != "weight"}
@@ -256,42 +290,34 @@ class Predictions:
                 ) from error
             raise
 
-    def _source_of_inputs(self, data: Any) -> Source | Stream:
-        is_dataset = isinstance(data, tf.data.Dataset)
-        of_inputs = is_dataset and isinstance(data.element_spec, tf.TensorSpec)
-        if not (of_inputs or isinstance(data, np.ndarray) or tf.is_tensor(data)):
-            return as_source(data)
+    def _named(self, data: Any) -> Any:
+        """Returns data by feature; an array of inputs alone gets the input's name."""
+        if not (isinstance(data, np.ndarray) or tf.is_tensor(data)):
+            return data
         name = getattr(self._task, "input_name", None)
         if not isinstance(name, str):
             raise DataError(
                 f"{type(self._task).__name__} does not name its input, so predict cannot take a "
                 "single array. Pass a dict from feature name to array."
             )
-        if not of_inputs:
-            return Source({name: data})
-        named = tf.autograph.experimental.do_not_convert(lambda inputs: {name: inputs})
-        return as_source(data.map(named))
+        return {name: data}
 
-    def _checked(self, source: Source | Stream, features: Sequence[str]) -> BatchPipeline:
-        """Returns a pipeline of data that have the shapes of the training data, and features."""
-        pipeline = self._pipeline_of(source)
-        pipeline.count_examples()
-        given = pipeline.element_spec
+    def _check(self, given: Mapping[str, tf.TensorSpec], features: Sequence[str]) -> None:
+        """Checks that data have some features, and the shapes of the training data."""
         if absent := set(features) - given.keys():
             raise DataError(
                 f"The data have no feature {min(absent)!r} to return beside the outputs, only "
-                f"{', '.join(sorted(source.element_spec))}. Name some of these."
+                f"{', '.join(sorted(given))}. Name some of these."
             )
-        for name, spec in self._trained_on.items():
-            if name in given and given[name].shape != spec.shape:
+        known = self._train[""].element_spec if "" in self._train else {}
+        for name in known.keys() & given.keys():
+            if given[name].shape != known[name].shape:
                 raise DataError(
-                    f"Feature {name!r} must have shape {spec.shape}, as in the training data, got "
-                    f"{given[name].shape}. Reshape or resize it; if one example was passed, pass a "
-                    "batch of one, x[np.newaxis]."
+                    f"Feature {name!r} must have shape {known[name].shape}, as in the training "
+                    f"data, got {given[name].shape}. Reshape or resize it; if one example was "
+                    "passed, pass a batch of one, x[np.newaxis]."
                 )
-            if name in given:
-                warn_of_another_kind(name, spec.dtype, given[name].dtype)
-        return pipeline
+            warn_of_another_kind(name, known[name].dtype, given[name].dtype)
 
 
 def _joined(every: Sequence[Any]) -> Any:

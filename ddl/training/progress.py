@@ -1,5 +1,6 @@
 """Progress on a terminal or in a notebook: a line that is replaced; elsewhere nothing."""
 
+import datetime
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -10,15 +11,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from ddl.figures import (
-    EXAMPLES_PER_SECOND,
-    LOSS_SCALE,
-    REWINDS,
-    SKIPPED_UPDATES,
-    is_one_of_many,
-)
+from ddl.figures import EXAMPLES_PER_SECOND, LOSS_SCALE, REWINDS, SKIPPED_UPDATES, is_one_of_many
 from ddl.output import Dropping, dropping, printable, say
-from ddl.training.actions import EachLoop
 
 _ORDER = ("loss", "accuracy")
 
@@ -111,7 +105,7 @@ def open_bar(console: Console, step: int, total: int) -> Bar | None:
 @contextmanager
 def shown(
     total: int, shows: bool, figures: Callable[[], Mapping[str, float]]
-) -> Iterator[list[EachLoop]]:
+) -> Iterator[list[Callable[[int], None]]]:
     """Returns actions that show the progress of a training; none where no bar can be shown.
 
     The bar appears after the first loop, if that is not the last: short calls show nothing.
@@ -131,7 +125,7 @@ def shown(
             bar.advance(step, figures())
 
     try:
-        yield [EachLoop(show)] if shows and (_on_terminal() or in_notebook()) else []
+        yield [show] if shows and (_on_terminal() or in_notebook()) else []
     finally:
         if bar is not None:
             bar.close()
@@ -159,12 +153,8 @@ def is_interactive() -> bool:
 
 
 def _clock(seconds: float | None) -> str:
-    """Formats a time as '1:30:05', from a day on as '3d 12:20'."""
-    if seconds is None:
-        return "-:--:--"
-    days, rest = divmod(int(seconds), 86_400)
-    hours, minutes = divmod(rest // 60, 60)
-    return f"{days}d {hours:02}:{minutes:02}" if days else f"{hours}:{minutes:02}:{rest % 60:02}"
+    """Formats a time as '1:30:05', from a day on as '3 days, 12:20:00'."""
+    return "-:--:--" if seconds is None else str(datetime.timedelta(seconds=int(seconds)))
 
 
 def format_figures(figures: Mapping[str, float]) -> str:
@@ -176,15 +166,13 @@ def formatted(figures: Mapping[str, float]) -> list[str]:
     """Formats each figure by its kind, loss first; leaves out those of layers and classes."""
     names = [name for name in _ORDER if name in figures]
     names += [name for name in figures if name not in _ORDER and not is_one_of_many(name)]
-    parts = []
-    for name in names:
-        value, words = figures[name], name.replace("_", " ")
-        if name == EXAMPLES_PER_SECOND:
-            parts.append(f"{value:,.0f} examples/s")
-        elif name in (LOSS_SCALE, SKIPPED_UPDATES, REWINDS):
-            parts.append(f"{words} {value:,.0f}")
-        else:
-            parts.append(
-                f"{words} {value:.4f}" if name.endswith("accuracy") else f"{words} {value:.4g}"
-            )
-    return parts
+    return [_formatted(name, figures[name]) for name in names]
+
+
+def _formatted(name: str, value: float) -> str:
+    words = name.replace("_", " ")
+    if name == EXAMPLES_PER_SECOND:
+        return f"{value:,.0f} examples/s"
+    if name in (LOSS_SCALE, SKIPPED_UPDATES, REWINDS):
+        return f"{words} {value:,.0f}"
+    return f"{words} {value:.4f}" if name.endswith("accuracy") else f"{words} {value:.4g}"

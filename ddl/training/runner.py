@@ -1,7 +1,9 @@
-"""The state of a Trainer: the repeated calls of its training loop, and the figures read from it."""
+"""The repeated calls of the training loop, the work between them, and the figures read from it."""
 
-from collections.abc import Iterator, Sequence
+import numbers
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from absl import logging
 
@@ -12,15 +14,69 @@ from ddl.figures import GRADIENT_NORM, LEARNING_RATE
 from ddl.optimizers.checks import check_counts
 from ddl.optimizers.groups import figure
 from ddl.optimizers.learning_rate import learning_rate_at
+from ddl.optimizers.schedules import epochs_to_steps
 from ddl.step.state import TrainingState
 from ddl.step.train_step import TrainStep
-from ddl.training.actions import Action
 from ddl.training.asynchronous import CoordinatedLoop
-from ddl.training.checks import TrainedVariables
+from ddl.training.checks import TrainedVariables, check_same_on_replicas, check_state_finite
 from ddl.training.evaluation import EvaluationWeights
 from ddl.training.loop import StopFlag, TrainingLoop
 from ddl.training.pace import Pace
-from ddl.training.state_checks import check_same_on_replicas, check_state_finite
+
+Action = Callable[[int], None]
+"""Work done between training loops. The trainer calls it after every loop, with the step reached.
+
+If it has a method `next_step`, this returns the first step after a given one at which a loop must
+end, or None.
+"""
+
+
+class Periodic:
+    """Calls a function at every multiple of a number of steps, and at the last step.
+
+    No training loop runs past such a step. The schedule depends only on the step: a resumed run
+    calls the function at the same steps as an uninterrupted run.
+    """
+
+    def __init__(self, every: int | None, function: Action, last: int):
+        """Keeps the schedule.
+
+        Args:
+          every: Steps between calls, at least 1; None calls at the last step only.
+          function: Called with the step.
+          last: The last step of the run.
+        """
+        self._every = every or max(last, 1)
+        self._function = function
+        self._last = last
+
+    def next_step(self, step: int) -> int:
+        """Returns the first step after `step` at which the function is called."""
+        return min(self._last, (step // self._every + 1) * self._every)
+
+    def __call__(self, step: int) -> None:
+        """Calls the function if it is due at `step`."""
+        if step == self._last or step % self._every == 0:
+            self._function(step)
+
+
+def length_in_steps(steps: Any, epochs: float | None, steps_per_epoch: int | None) -> int:
+    """Returns the length of a training in updates.
+
+    Raises:
+      ConfigError: Unless exactly one of `steps` and `epochs` is given, `steps` is an integer of at
+        least 0, and `epochs` a finite number of at least 0.
+    """
+    if (steps is None) == (epochs is None):
+        raise ConfigError(
+            f"train needs either steps or epochs, got {steps!r:.60} and {epochs!r:.60}. Write "
+            "train(steps=1000) or train(epochs=5)."
+        )
+    if epochs is not None:
+        return epochs_to_steps(float(epochs), steps_per_epoch)
+    if not isinstance(steps, numbers.Integral) or isinstance(steps, bool) or steps < 0:
+        raise ConfigError(f"steps must be an integer of at least 0, got {steps!r:.60}.")
+    return int(steps)
 
 
 class LoopRunner:
@@ -30,27 +86,18 @@ class LoopRunner:
       state: The state that the last loop reached, or that was restored since.
       loop: The training loop.
       stop: Flag that ends a loop.
-      restores: Number of states that were restored so far.
+      trained: The choice of trained variables, which an action must not change.
+      weights: The weights for evaluation, which an action must not leave in the model.
       last_read: The step at which the means were last read.
     """
 
-    def __init__(
-        self,
-        update: TrainStep,
-        workers: Workers,
-        pace: Pace,
-        trained: TrainedVariables,
-        weights: EvaluationWeights,
-        max_skipped_updates: int,
-    ):
+    def __init__(self, update: TrainStep, workers: Workers, pace: Pace, max_skipped_updates: int):
         """Builds the loop and the initial state; traces nothing.
 
         Args:
           update: Makes one update.
           workers: The workers of the strategy.
           pace: Measures the loops and says how long they are.
-          trained: The choice of trained variables, which an action must not change.
-          weights: The weights for evaluation, which an action must not leave in the model.
           max_skipped_updates: Consecutive skipped updates after which training counts as diverged.
         """
         scale = update.loss_scale.initial if update.loss_scale else 1.0
@@ -62,13 +109,11 @@ class LoopRunner:
             self.loop = CoordinatedLoop(update, self.state)
         else:
             self.loop = TrainingLoop(update, max_skipped_updates, self.stop)
-        self.restores = self.last_read = 0
+        self.trained = TrainedVariables(update.task)
+        self.weights = EvaluationWeights(update.averages)
+        self.last_read = 0
         self._has_run = self._is_busy = self._weight_seen = False
-        self._update = update
-        self._workers = workers
-        self._pace = pace
-        self._trained = trained
-        self._weights = weights
+        self._update, self._workers, self._pace = update, workers, pace
         self._max_skipped_updates = max_skipped_updates
         self._lost_at: int | None = None  # the step after which a loop was cut off
 
@@ -91,19 +136,19 @@ class LoopRunner:
         with self.busy():
             while (step := self.step) < end:
                 ends = [end, step + self._workers.broadcast(self._pace.steps_per_loop)]
-                ends += [stop for a in actions if (stop := a.next_step(step)) is not None]
-                self.run_loop(min(ends))
+                ends += [a.next_step(step) or end for a in actions if hasattr(a, "next_step")]
+                self._run_loop(min(ends))
                 if self.step > step:  # else the actions of this step have run already
                     for action in actions:
                         action(self.step)
                     if actions:
-                        self._trained.check()
-                        self._weights.check_not_applied()
+                        self.trained.check()
+                        self.weights.check_not_applied()
                 if self.stop.take():
                     return True
         return False
 
-    def run_loop(self, end: int) -> None:
+    def _run_loop(self, end: int) -> None:
         """Runs one loop, to step `end` or less far, and checks what it reached."""
         start, is_first, began = self.step, not self._has_run, self._pace.clock()
         self.loop.trace(self.state)
@@ -121,7 +166,6 @@ class LoopRunner:
     def restore(self, state: TrainingState) -> None:
         """Takes over a state to which model and optimizer belong."""
         self.state, self._lost_at = state, None
-        self.restores += 1
         self.last_read = self.step
 
     @contextmanager
@@ -141,6 +185,15 @@ class LoopRunner:
                 "the run, call trainer.request_stop()."
             )
 
+    def check_call(self, method: str, others: Sequence[Any] = ()) -> None:
+        """Raises ConfigError for several data sets, or if an error cut off an update."""
+        if others:
+            raise ConfigError(
+                f"{method} takes one data set, got {1 + len(others)} positional arguments. Pass "
+                f"inputs and labels as one argument: {method}((x, y))."
+            )
+        self.check_not_lost()
+
     def check_not_lost(self) -> None:
         """Raises ConfigError if an error cut off a loop, so that the state is not known."""
         if self._lost_at is not None:
@@ -150,11 +203,13 @@ class LoopRunner:
                 "new model, optimizer and Trainer."
             )
 
-    def check_counts(self) -> None:
-        """Raises ConfigError if an optimizer has made another number of updates than the state.
+    def check_consistent(self) -> None:
+        """Raises ConfigError if model, optimizer and state do not belong to the same step.
 
         An optimizer whose number of updates depends on a tensor (`Update.when`) is not checked.
         """
+        self.weights.check_not_applied()
+        self.check_not_lost()
         plan = self._update.plan
         for name, optimizer in self._update.optimizers.items():
             if (times := plan.applied[name].times) is not None:
@@ -192,12 +247,12 @@ class LoopRunner:
 
         Before any update, it is that of the first; of an optimizer that is still frozen, it is 0.
         """
-        rates = {}
+        rates, plan = {}, self._update.plan
         for name, optimizer in self._update.optimizers.items():
-            frozen_until = self._update.plan.applied[name].frozen_until
-            in_step = self._update.plan.applied[name].times == 1
-            made = self.step - frozen_until if in_step else int(optimizer.iterations.numpy())
-            is_frozen = bool(frozen_until) and self.step <= frozen_until
-            rate = 0.0 if is_frozen else learning_rate_at(optimizer, max(made - 1, 0))
+            frozen_until, rate = plan.applied[name].frozen_until, 0.0
+            if not frozen_until or self.step > frozen_until:
+                in_step = plan.applied[name].times == 1
+                made = self.step - frozen_until if in_step else int(optimizer.iterations.numpy())
+                rate = learning_rate_at(optimizer, max(made - 1, 0))
             rates[figure(LEARNING_RATE, name)] = rate
         return rates

@@ -8,34 +8,37 @@ from typing import Any, Literal, cast
 
 import tensorflow as tf
 
-from ddl.choices import BatchMoments, JitCompile
-from ddl.data.checks import check_same_classes, check_same_features
+from ddl.choices import BatchMoments, JitCompile, check_positive
 from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.communication import Communication, number_collectives
-from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, did_you_mean
+from ddl.layers.normalization import take_over_moments
 from ddl.metrics import OfAllOutputs
+from ddl.optimizers.fused import updates_rows
 from ddl.optimizers.groups import Optimizers, by_name, from_keras_name
 from ddl.precision import LossScale
 from ddl.signals import deferring_interrupt
 from ddl.step.compiled import Compiler
-from ddl.step.gradients import Limit
+from ddl.step.global_gradient import GlobalGradient
+from ddl.step.gradients import Limit, clips_by_name
+from ddl.step.moving_statistics import Statistics, allow_replica_writes
 from ddl.step.probes import Probes
-from ddl.step.remat import Remat
+from ddl.step.remat import Remat, recomputed
+from ddl.step.sharding import sharding_of
 from ddl.step.state import TrainingState
-from ddl.step.weight_average import ExponentialMovingAverage
+from ddl.step.sums import AllReduce
+from ddl.step.train_step import TrainStep
+from ddl.step.weight_average import ExponentialMovingAverage, WeightAverages
 from ddl.tasks.parts import layers_of
 from ddl.tasks.task import StepTask, Task, check_task
 from ddl.training import building, checks
-from ddl.training.actions import Action, checked_actions, length_in_steps
-from ddl.training.evaluation import Evaluations, EvaluationWeights
+from ddl.training.evaluation import Evaluations
 from ddl.training.history import History
 from ddl.training.pace import Pace
 from ddl.training.prediction import Predictions
 from ddl.training.progress import shown
-from ddl.training.runner import LoopRunner
-from ddl.training.state_checks import VariablesFinite
+from ddl.training.runner import Action, LoopRunner, length_in_steps
 
 
 class Trainer:
@@ -126,54 +129,83 @@ class Trainer:
         """The task's `model`; None if it keeps its models in other attributes."""
         self.strategy = strategy = strategy or tf.distribute.get_strategy()
         number_collectives(strategy)
-        replicas, workers = strategy.num_replicas_in_sync, Workers(strategy)
+        self._workers = workers = Workers(strategy)
+        replicas = strategy.num_replicas_in_sync
         checks.check_batch_split(global_batch_size, replicas, accumulation_steps)
-        checks.check_computes_by_row(layers_of(task))
-        if max_skipped_updates < 1:
-            raise ConfigError(f"max_skipped_updates must be at least 1, got {max_skipped_updates}.")
+        check_positive("Trainer.max_skipped_updates", max_skipped_updates)
+        layers = layers_of(task)
+        checks.check_computes_by_row(layers)
         self.optimizer = from_keras_name(optimizer, strategy)
         self.global_batch_size = global_batch_size
         self.accumulation_steps = accumulation_steps
-        self.jit_compile = jit_compile
         self.pace = Pace(steps_per_loop)
-        self._workers = workers
-        self._data = data = building.Pipelines(
-            *(task, train_data, global_batch_size, accumulation_steps),
-            *(seed, shuffle, data_on_device),
+        given = {"shuffle": shuffle, "resident": data_on_device, "microbatches": accumulation_steps}
+        self.pipelines = train = building.training_pipelines(
+            task, train_data, global_batch_size, seed, **given
         )
-        self.pipelines = data.train
         """Pipeline of each source of training data, by its name; "" if there is only one."""
         self.has_eval_data = eval_data is not None
-        self.eval_pipeline = self._eval_pipeline(eval_data) if self.has_eval_data else None
+        self.eval_pipeline: BatchPipeline | None = None
         """Pipeline of the evaluation data; None without any."""
-        checks.check_same_data(strategy, data.train, self.eval_pipeline)
-        probes = Probes(task, strategy, list(by_name(self.optimizer).values()))
-        plan = building.planned(
-            task, self.optimizer, probes, strategy, data.train, accumulation_steps
-        )
-        self._predictions = Predictions(
-            task,
-            strategy,
-            lambda source: data.in_order(source, may_reside=False, is_checked=False),
-            data.first.element_spec if "" in data.train else None,
-        )
+        if eval_data is not None:
+            self.eval_pipeline = building.evaluation_pipeline(
+                task, eval_data, "Trainer.eval_data", train, data_on_device
+            )
+        checks.check_same_data(strategy, train, self.eval_pipeline)
+
+        optimizers = by_name(self.optimizer)
+        probes = Probes(task, strategy, list(optimizers.values()))
+        plan = building.planned(task, self.optimizer, probes, strategy, train)
+        self._predictions = Predictions(task, strategy, train)
+        loss_of = functools.partial(building.probed_loss, probes, task, strategy)
+        compiler = Compiler(jit_compile, strategy, "evaluation")
         self._evaluations = Evaluations(
-            *(
-                self.eval_pipeline,
-                functools.partial(building.probed_loss, probes, task, strategy),
-                Compiler(jit_compile, strategy, "evaluation"),
-            ),
-            *(corpus_metrics, self._predictions, strategy),
+            self.eval_pipeline, loss_of, compiler, corpus_metrics, self._predictions, strategy
         )
-        self.training_layers = building.training_layers(task, plan)
-        """Layers of the task, without those that only compute as in an evaluation."""
-        checks.warn_of_batch_moments(
-            self.training_layers, strategy, accumulation_steps, batch_moments
-        )
+
+        layers = layers_of(task)  # with those that the probes have built
+        normalizing = building.normalizing_layers(plan)
+        self.normalizes = bool(normalizing)
+        """Whether a layer takes statistics of a microbatch in training."""
+        checks.warn_of_batch_moments(normalizing, strategy, accumulation_steps, batch_moments)
         checks.warn_of_tf32(strategy)
-        self._update = update = building.build_update(
-            *(task, self.optimizer, plan, data.train, strategy, clip_norm, weight_average),
-            *(loss_scale, batch_moments, communication, jit_compile, remat, shard_optimizer_state),
+        take_over_moments(layers)
+        allow_replica_writes(layers, strategy)
+        moving = Statistics(layers, strategy)
+        all_reduce = AllReduce(strategy, communication or Communication())
+        updated = {name: one.variables for name, one in plan.applied.items()}
+        wanted = shard_optimizer_state
+        self.sharding = sharding_of(optimizers, updated, all_reduce, strategy, wanted)
+        """The shares of the optimizers' slots; None if each replica holds whole slots."""
+        is_global = batch_moments == "global"
+        moved_alone = None if is_global else Statistics(normalizing, strategy)
+        scale = building.known_loss_scale(loss_scale, task, strategy)
+        averaged = [*(v.value for v in plan.trained), *moving.floating]
+        self.averages = (
+            WeightAverages(weight_average, averaged, strategy) if weight_average else None
+        )
+        """Averages of the weights and of the moving statistics; None without `weight_average`."""
+        gradient = GlobalGradient(
+            strategy=strategy,
+            compiler=Compiler(jit_compile, strategy, "training"),
+            pipelines=train,
+            all_reduce=all_reduce,
+            scales=scale is not None,
+            moved_alone=moved_alone,
+            complete=building.not_updated(task, plan, layers),
+            remat=recomputed(remat, task, strategy) if remat else None,
+            by_rows={id(v) for n in updated if updates_rows(optimizers[n]) for v in updated[n]},
+            sharding=self.sharding,
+        )
+        self._update = update = TrainStep(
+            task=task,
+            plan=plan,
+            gradient=gradient,
+            optimizers=optimizers,
+            moving=moving,
+            averages=self.averages,
+            clips=clips_by_name(clip_norm, list(plan.groups)),
+            loss_scale=scale,
         )
         checks.warn_of_dense_updates(update)
         self.metric_names = update.metrics.names
@@ -182,26 +214,18 @@ class Trainer:
         """Names of the metrics that `evaluate` returns, "loss" first; () if the task has none."""
         self.updates_per_step = {name: one.times for name, one in plan.applied.items()}
         """Updates of each optimizer in a step, by its name; None if a tensor says how many."""
-        self.sharding = update.sharding
-        """The shares of the optimizers' slots; None if each replica holds whole slots."""
-        self.averages = update.averages
-        """Averages of the weights and of the moving statistics; None without `weight_average`."""
         self.history = History()
         """Figures that training and evaluation have read, by step."""
-        self._finite = VariablesFinite(update, workers)
-        self._trained = checks.TrainedVariables(task)
-        self._weights = EvaluationWeights(update.averages)
-        self._runner = LoopRunner(
-            update, workers, self.pace, self._trained, self._weights, max_skipped_updates
-        )
-        self._fixed = frozenset({*vars(self), *inspect.signature(Trainer).parameters})
+        self._finite = checks.VariablesFinite(update, workers)
+        self._runner = LoopRunner(update, workers, self.pace, max_skipped_updates)
+        self._is_built = True
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Raises ConfigError for a public attribute whose assignment would have no effect."""
         in_class = getattr(type(self), name, None)
         may = callable(in_class) or getattr(in_class, "fset", None) is not None
-        if not (name.startswith("_") or may) and "_fixed" in vars(self):
-            known = {*self._fixed, *dir(type(self))}
+        if not (name.startswith("_") or may) and "_is_built" in vars(self):
+            known = {*vars(self), *dir(type(self)), *inspect.signature(Trainer).parameters}
             meant = "" if name in known else did_you_mean(name, known)
             raise ConfigError(
                 f"trainer.{name} cannot be set after the Trainer is created.{meant} Create a new "
@@ -221,7 +245,7 @@ class Trainer:
 
         Args:
           steps: Number of updates, at least 0.
-          actions: Called after every loop; `next_step` of each limits the length of the loop.
+          actions: Called after every loop, with the step; `next_step` limits the loop's length.
           epochs: Number of passes over the training data, instead of `steps`.
           progress: Whether to show a progress bar in a terminal or a notebook.
 
@@ -241,9 +265,8 @@ class Trainer:
         if epochs is not None:
             self.count_examples()
         end = self.step + length_in_steps(steps, epochs, self.steps_per_epoch)
-        actions = checked_actions(actions)
         self.check_consistent()
-        self._trained.check()
+        self._runner.trained.check()
         with (
             deferring_interrupt(self.request_stop, self.withdraw_stop),
             shown(end, progress and self._workers.is_chief, self.peek_metrics) as bars,
@@ -254,9 +277,10 @@ class Trainer:
     def request_stop(self) -> None:
         """Ends `train` after the current update. May be called from any thread.
 
-        On one GPU with resident data, `train` may end up to 32 updates later. If `train` is not
-        running, the next call ends before its first update. Several workers, and parameter servers,
-        end after the current loop, if any worker calls this method.
+        On one replica with resident data, where XLA compiles several updates at once, `train` may
+        end up to 32 updates later. If `train` is not running, the next call ends before its first
+        update. Several workers, and parameter servers, end after the current loop, if any worker
+        calls this method.
         """
         self._runner.stop.request()
 
@@ -266,7 +290,7 @@ class Trainer:
 
     def trace(self) -> None:
         """Traces the training loop without running it, to raise errors in the task early."""
-        self._trained.check()
+        self._runner.trained.check()
         self._runner.loop.trace(self.state)
 
     def check_finite(self) -> None:
@@ -278,9 +302,7 @@ class Trainer:
 
     def check_consistent(self) -> None:
         """Raises ConfigError if model, optimizer and state do not belong to the same step."""
-        self.check_has_own_weights()
-        self._runner.check_not_lost()
-        self._runner.check_counts()
+        self._runner.check_consistent()
 
     def busy(self) -> AbstractContextManager[None]:
         """Makes `check_idle` raise an error within the `with` block, as during `train`."""
@@ -295,14 +317,6 @@ class Trainer:
         self.check_idle("Trainer.restore")
         self._runner.restore(state)
         self.history.drop_after(self.step)
-
-    def _eval_pipeline(self, data: Any, may_reside: bool = True) -> BatchPipeline:
-        """Returns the pipeline of evaluation data, which have the form of the training data."""
-        pipeline = self._data.in_order(data, may_reside=may_reside)
-        if "" in self.pipelines:
-            check_same_features(self._data.first.element_spec, pipeline.element_spec)
-            check_same_classes(self._data.first.source, pipeline.source)
-        return pipeline
 
     def evaluate(self, data: Any = None, *others: Any, averaged: bool = True) -> dict[str, float]:
         """Returns loss and metrics of a data set, each example counted once.
@@ -319,11 +333,11 @@ class Trainer:
           DataError: If the data cannot be read, do not fit the task, or have no weight.
           KeyboardInterrupt: On SIGINT, in the main thread, after the evaluation.
         """
-        self._check_call("evaluate", others)
+        self._runner.check_call("evaluate", others)
         pipeline = self.eval_pipeline
         if data is not None:
-            may_reside = traits_of(self.strategy).asynchronous  # arrays are then sent to workers
-            pipeline = self._eval_pipeline(data, may_reside)
+            given = self.task, data, "The argument of evaluate", self.pipelines
+            pipeline = building.evaluation_pipeline(*given)
         if pipeline is None:
             raise ConfigError(
                 "The Trainer has no evaluation data. Pass eval_data to its constructor, or data to "
@@ -341,7 +355,7 @@ class Trainer:
         Eager, cross-replica context, on all workers.
 
         Args:
-          data: As `train_data`, of features that `predict` reads; or inputs alone.
+          data: As `train_data`, of features that `predict` reads; or an array of inputs alone.
           *others: Must be empty.
           averaged: As in `evaluate`.
 
@@ -353,7 +367,7 @@ class Trainer:
           DataError: If the data cannot be read, or do not fit the task.
           KeyboardInterrupt: On SIGINT, in the main thread, after the prediction.
         """
-        self._check_call("predict", others)
+        self._runner.check_call("predict", others)
         with deferring_interrupt(), self.evaluation_weights(averaged=averaged):
             return self._predictions.all(data, self.state)
 
@@ -386,7 +400,7 @@ class Trainer:
         Raises:
           DataError: If the data lack one of `features`. Other errors are those of `predict`.
         """
-        self._check_call("predict_batches")
+        self._runner.check_call("predict_batches")
         with self.evaluation_weights(averaged=averaged):
             yield from self._predictions.batches(
                 data, self.state, features, first_batch, keeps=keeps
@@ -404,20 +418,11 @@ class Trainer:
         restored bit for bit; training and checkpoints need these. Eager, cross-replica context, on
         all workers.
         """
-        return self._weights.applied(averaged)
+        return self._runner.weights.applied(averaged)
 
     def check_has_own_weights(self) -> None:
         """Raises ConfigError within `evaluation_weights`."""
-        self._weights.check_not_applied()
-
-    def _check_call(self, method: str, others: Sequence[Any] = ()) -> None:
-        """Raises ConfigError for several data sets, or if an error cut off an update."""
-        if others:
-            raise ConfigError(
-                f"{method} takes one data set, got {1 + len(others)} positional arguments. Pass "
-                f"inputs and labels as one argument: {method}((x, y))."
-            )
-        self._runner.check_not_lost()
+        self._runner.weights.check_not_applied()
 
     @property
     def state(self) -> TrainingState:
@@ -432,11 +437,6 @@ class Trainer:
     def step(self) -> int:
         """Number of updates made so far."""
         return self._runner.step
-
-    @property
-    def restores(self) -> int:
-        """Number of states that were restored so far."""
-        return self._runner.restores
 
     @property
     def trace_count(self) -> int:
@@ -488,11 +488,11 @@ class Trainer:
     @property
     def steps_per_epoch(self) -> int | None:
         """Updates in which each example of the first source is seen once; None if unknown."""
-        return self._data.first.steps_per_epoch
+        return next(iter(self.pipelines.values())).steps_per_epoch
 
     def count_examples(self) -> None:
         """Counts the examples of data of unknown length; DataError if they have no end."""
-        self._data.first.count_examples()
+        next(iter(self.pipelines.values())).count_examples()
 
     def epoch_at(self, step: int) -> float:
         """Returns the passes over the training data at a step; 0 for data of unknown length."""

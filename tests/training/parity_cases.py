@@ -43,21 +43,6 @@ def cnn() -> ddl.Classification:
     return ddl.Classification(model)
 
 
-def augmentations() -> list[Any]:
-    return [
-        keras.layers.RandomFlip("horizontal_and_vertical"),
-        ddl.layers.RandomShift(2, 1),
-        keras.layers.RandomErasing(1.0, scale=(0.1, 0.15), fill_value=0.0),
-        keras.layers.RandomBrightness(0.1),
-        keras.layers.RandomContrast(0.3),
-    ]
-
-
-def augmented() -> ddl.Classification:
-    model = ddl.models.mlp((6, 6, 1), 3, hidden_units=(16,))
-    return ddl.Classification(model, augmentations=augmentations())
-
-
 def noisy() -> ddl.Classification:
     layers = keras.layers
     return ddl.Classification(
@@ -140,24 +125,9 @@ class Case:
 _WHOLE = {"accumulation_steps": 1}
 
 CASES: dict[str, Case] = {
-    "plain": Case(),
-    "accumulation 4 against the whole batch": Case(
-        data=WEIGHED, arguments={"accumulation_steps": 4}, reference=_WHOLE
-    ),
     "131 examples in batches of 32": Case(data=UNEVEN),
     "BatchNormalization, accumulation 2": Case(
         task=cnn, data=UNEVEN, arguments={"accumulation_steps": 2}
-    ),
-    "augmentation, batches made on the host": Case(
-        task=augmented,
-        data=UNEVEN,
-        arguments={"data_on_device": False, "accumulation_steps": 2},
-        reference=_WHOLE,
-    ),
-    "LARS, sparse gradients": Case(
-        task=Tagging,
-        data=_sentences(),
-        optimizer=lambda: ddl.optimizers.LARS(0.05, weight_decay=0.01),
     ),
 }
 

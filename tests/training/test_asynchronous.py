@@ -1,9 +1,7 @@
 """Asynchronous training, on a cluster in a process of its own (cases.py)."""
 
 import json
-import os
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -11,16 +9,14 @@ from ddl.distribution.cluster import ClusterTimeouts
 from ddl.training import asynchronous
 from tests.processes import forked
 from tests.run.whole_runs import ROOT
-from tests.training.asynchronous_cases import PARITY
 
 
-def run(workers: int, *names: str, servers: int = 2, folder: str | Path = "") -> dict:
+def run(workers: int, *names: str) -> dict:
     """Runs functions of cases.py on a cluster; returns their results by name."""
-    module, numbers = "tests.training.asynchronous_cases", (str(workers), str(servers))
+    module, numbers = "tests.training.asynchronous_cases", (str(workers), "2")
     done = forked.run(
         [sys.executable, "-m", module, *numbers, *names],
         cwd=ROOT,
-        env={**os.environ, "CASES": str(folder)},
         capture_output=True,
         text=True,
         timeout=900,
@@ -37,13 +33,7 @@ def run(workers: int, *names: str, servers: int = 2, folder: str | Path = "") ->
 @pytest.mark.processes
 def test_one_worker_trains_what_one_device_does():
     """It waits for nobody, so that nothing of an update may differ."""
-    found = run(1, "parity", "ranges")
-    assert found["parity"].keys() == set(PARITY)
-    for name, differences in found["parity"].items():
-        assert differences
-        for kind, difference in differences.items():
-            assert difference <= 1e-10, (name, kind)
-    assert max(found["ranges"]) <= 1e-10
+    assert max(run(1, "ranges")["ranges"]) <= 1e-10
 
 
 @pytest.mark.processes
@@ -57,14 +47,10 @@ def test_two_workers():
     assert counts["traces"] == 1
     ours, theirs = counts["evaluation"]
     assert ours == pytest.approx(theirs, abs=1e-5)
-    of_source, of_scale, *of_predictions = found["refused"]
+    of_source, of_scale, of_prediction = found["refused"]
     assert "they cannot read list. Pass arrays of numbers, or ddl.data.stream" in of_source
     assert "cannot scale the loss" in of_scale
-    for name, error in zip(("predict", "--mode=predict"), of_predictions, strict=True):
-        assert error == (
-            f"{name} does not run with parameter servers. Export the model, or restore a "
-            "checkpoint under another strategy."
-        )
+    assert "predict does not run with parameter servers. Export the model" in of_prediction
 
 
 class Ended(Exception):

@@ -13,7 +13,6 @@ import ddl
 from ddl.data import BatchPipeline
 from ddl.errors import ConfigError, DataError
 from ddl.training import checks
-from ddl.training.actions import EachLoop
 from tests.conftest import make_strategy
 
 
@@ -76,21 +75,6 @@ def difference(monkeypatch):
     return checked
 
 
-def test_equal_data_pass(difference, tmp_path):
-    for make in (
-        lambda: {"x": np.arange(6), "name": ["a"] * 6},
-        lambda: ddl.data.tf_records(written(tmp_path), decode=decode),
-        lambda: tf.data.Dataset.range(3).map(lambda x: {"x": x}),
-    ):
-        assert difference(make(), make()) is None
-
-
-def test_a_stream_that_cannot_be_repeated_is_refused(difference):
-    tf.random.set_seed(None)
-    data = tf.data.Dataset.range(100).shuffle(100).map(lambda x: {"x": x})
-    assert "The tf.data.Dataset: two reads of the first examples differ" in difference(data, data)
-
-
 def test_a_file_that_is_missing_is_found_whatever_its_folder(difference, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
@@ -104,15 +88,10 @@ def test_a_file_that_is_missing_is_found_whatever_its_folder(difference, tmp_pat
     assert "the examples of the training data are 6 on worker 0 and 4 on worker 1" in text
 
 
-@pytest.mark.parametrize(
-    ("other", "expected"),
-    [
-        ({"x": np.arange(6.0)}, "features of the training data are x int64 () on worker 0 and x"),
-        ({"x": np.array([0, 1, 2, 3, 5, 4])}, "the 'x' of the training data are digest"),
-    ],
-)
-def test_arrays_that_differ(difference, other, expected):
-    assert expected in difference({"x": np.arange(6)}, other)
+def test_arrays_that_differ(difference):
+    assert difference({"x": np.arange(6)}, {"x": np.arange(6)}) is None
+    other = {"x": np.array([0, 1, 2, 3, 5, 4])}
+    assert "the 'x' of the training data are digest" in difference({"x": np.arange(6)}, other)
 
 
 def test_floats_that_differ_are_warned_of(difference, caplog):
@@ -133,32 +112,14 @@ def trainer():
         return ddl.Trainer(task, keras.optimizers.SGD(0.1), DATA, global_batch_size=4)
 
 
-def test_attributes_of_a_trainer_are_fixed(trainer):
-    for name in ("optimizer", "model", "clip_norm", "seed", "steps_per_epoch", "learning_rate"):
-        with pytest.raises(ConfigError, match=rf"trainer\.{name} cannot be .*Create a new Trainer"):
-            setattr(trainer, name, None)
-    trainer.evaluate = lambda: {"loss": 0.0}  # a method can be replaced
-    assert trainer.evaluate() == {"loss": 0.0}
-
-
 def test_the_trained_variables_are_fixed(trainer):
     def freeze(step):
         trainer.model.get_layer("hidden").trainable = False
 
     with pytest.raises(ConfigError, match="trainable of layer 'hidden' has no effect: it was True"):
-        trainer.train(4, [EachLoop(freeze)])
+        trainer.train(4, [freeze])
     trainer.model.get_layer("hidden").trainable = True
     trainer.train(1)
     trainer.model.add(keras.layers.Dense(2, name="more"))
     with pytest.raises(ConfigError, match=r"list of trainable variables of task\.model"):
         trainer.train(1)
-
-
-def test_a_rate_that_is_a_number_can_be_changed(trainer):
-    trainer.train(1)
-    before = trainer.model.get_weights()
-    trainer.optimizer.learning_rate = 0.0
-    trainer.train(1)
-    assert trainer.learning_rates == {"learning_rate": 0.0}
-    for one, other in zip(trainer.model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(one, other)

@@ -54,11 +54,13 @@ def test_busy_gpus(monkeypatch):
             raise NVMLError
         return types.SimpleNamespace(gpu={"of index 3": 25}[handle])
 
-    library = types.ModuleType("pynvml")
-    library.NVMLError, library.nvmlInit = NVMLError, lambda: None
-    library.nvmlDeviceGetHandleByIndex = lambda index: f"of index {index}"
-    library.nvmlDeviceGetHandleByUUID = lambda name: name
-    library.nvmlDeviceGetUtilizationRates = rates
+    library = types.SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByIndex=lambda index: f"of index {index}",
+        nvmlDeviceGetHandleByUUID=lambda name: name,
+        nvmlDeviceGetUtilizationRates=rates,
+    )
     monkeypatch.setitem(sys.modules, "pynvml", library)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-b")
     devices = [types.SimpleNamespace(name=f"/physical_device:GPU:{n}") for n in (0, 1)]

@@ -4,8 +4,9 @@ import pytest
 import tensorflow as tf
 
 import ddl
+from ddl import microbatch
 from ddl.errors import TrainingDiverged
-from ddl.training.state_checks import ReplicasDifferError
+from ddl.training.checks import ReplicasDifferError
 from tests.conftest import make_strategy
 
 DATA = {"image": np.ones((8, 3), "f4"), "label": np.zeros(8, "i4")}
@@ -43,6 +44,25 @@ def test_a_loss_that_overflows_in_float16_names_the_layer():
     trainer = ddl.Trainer(task, "sgd", DATA, global_batch_size=4)
     with pytest.raises(TrainingDiverged, match="65,504: give the last layer, 'last', dtype='float"):
         trainer.train(30)
+
+
+def test_the_step_of_a_divergence_is_not_later_than_the_loop():
+    """With a loss scale, updates after the bad one may have been skipped."""
+
+    class Undefined(ddl.Classification):
+        def per_example(self, features, training):
+            output = super().per_example(features, training)
+            current = microbatch.current()
+            batch = tf.constant(2, tf.int64) if current is None else current.batch
+            loss = tf.where(batch == 1, np.inf, 1.0) * output.loss
+            nothing = tf.zeros_like(loss)
+            ratio = tf.where(batch == 0, nothing / nothing, nothing)
+            return ddl.PerExample(loss, {"ratio": ratio})
+
+    given = {"global_batch_size": 4, "loss_scale": ddl.LossScale(4.0), "steps_per_loop": 2}
+    trainer = ddl.Trainer(Undefined(model()), "sgd", DATA, **given)
+    with pytest.raises(TrainingDiverged, match=r"by step 2: the metric 'ratio' .* from batch 0 on"):
+        trainer.train(2)
 
 
 def test_weights_that_are_not_finite_are_named_unless_they_are_so_by_design():

@@ -12,7 +12,6 @@ import tensorflow as tf
 
 import ddl
 from ddl.precision import set_precision
-from ddl.training.actions import EachLoop
 from ddl.training.pace import Pace
 from tests.conftest import make_strategy
 from tests.training.overflowing import Overflowing
@@ -22,20 +21,15 @@ _RANDOM = np.random.default_rng(0)
 LABELS = _RANDOM.integers(0, 2, 130)
 IMAGES = (_RANDOM.integers(0, 155, (130, 6, 6, 1)) + 100 * LABELS.reshape(-1, 1, 1, 1)).astype("u1")
 DATA = {"image": IMAGES, "label": LABELS}
-UNEVEN = {**DATA, "weight": _RANDOM.uniform(0, 3, 130).astype(np.float32)}
 
 
-def make_trainer(strategy, data=None, batch=32, precision="float64", l2=0.0, **arguments):
+def make_trainer(strategy, data=None, batch=32, precision="float64", **arguments):
     """A small CNN with momentum, everything from one seed."""
     set_precision(precision)
     keras.utils.set_random_seed(3)
     with strategy.scope():
         model = ddl.models.cnn((6, 6, 1), 2, blocks=((4,),), hidden_units=(8,))
-        for variable in model.trainable_variables:
-            variable.regularizer = keras.regularizers.L2(l2) if l2 else None
-        weight_decay = arguments.pop("weight_decay", None)
-        rate = arguments.pop("schedule", 0.05)
-        optimizer = keras.optimizers.SGD(rate, momentum=0.9, weight_decay=weight_decay)
+        optimizer = keras.optimizers.SGD(arguments.pop("schedule", 0.05), momentum=0.9)
         return ddl.Trainer(
             arguments.pop("task", ddl.Classification)(model),
             optimizer,
@@ -81,9 +75,9 @@ def test_one_trace_serves_all_loops():
     trainer.task.per_example = counted
     trainer.trace()
     assert (trainer.step, trainer.trace_count, traced) == (0, 1, 2)  # once a replica
-    trainer.train(25, [EachLoop(loops.append)])
+    trainer.train(25, [loops.append])
     trainer.evaluate()
-    trainer.train(15, [EachLoop(loops.append)])
+    trainer.train(15, [loops.append])
     assert loops == [10, 20, 25, 35, 40]
     assert (trainer.trace_count, traced) == (1, 2)
 
