@@ -118,9 +118,12 @@ def _called(probe: Microbatch, call: Callable[[Any], Any], features: Any) -> Non
 
 
 def draws_by_position() -> bool:
-    """Returns whether draws are by position here: in a pass, but not in tf.init_scope."""
+    """Returns whether draws are by position here: in a pass, but not in tf.init_scope.
+
+    Nor in a graph within an eager pass, in which Keras builds a model.
+    """
     current = microbatch.current()
-    return current is not None and (current.is_eager or not tf.executing_eagerly())
+    return current is not None and current.is_eager == tf.executing_eagerly()
 
 
 def _replace(name: str, function: Callable[..., Any]) -> None:

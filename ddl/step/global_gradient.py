@@ -188,6 +188,8 @@ class GlobalGradient:
             return self.strategy.run(on_replica, args=given)
 
         summed = over_microbatches(self.strategy, self.microbatches, run, zeros)
+        if self.microbatches > 1:  # the loop's tensors have no device: reduce would not pack them
+            summed = self.strategy.run(tf.nest.map_structure, args=(tf.identity, summed))
         if self.moved_alone is not None:
             self.moved_alone.average()
         return summed

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import keras
 import tensorflow as tf
 from absl import logging
 
@@ -19,9 +20,12 @@ from ddl.metrics import OfAllOutputs
 from ddl.metrics.of_all_outputs import checked_corpus_metrics
 from ddl.step.compiled import Compiler
 from ddl.step.loss import Loss
+from ddl.step.moving_statistics import restoring
 from ddl.step.order_of_sums import fixed_order_of_sums
 from ddl.step.state import TrainingState
 from ddl.step.weight_average import WeightAverages
+from ddl.tasks.parts import copies_of, layers_of
+from ddl.tasks.task import Task
 from ddl.training.asynchronous import CoordinatedEvaluation, sums_of
 from ddl.training.device_errors import device_errors
 from ddl.training.prediction import Predictions, form_of
@@ -202,8 +206,13 @@ class EvaluationWeights:
     An evaluation never changes the run.
     """
 
-    def __init__(self, averages: WeightAverages | None):
+    def __init__(self, averages: WeightAverages | None, task: Task):
         """Keeps the averages that the trainer keeps, if any; changes no variable."""
+        # A layer of the user's may write these whether it trains or not.
+        kind = keras.layers.BatchNormalization
+        moving = [layer for layer in layers_of(task) if not isinstance(layer, kind)]
+        every = [v.value for layer in moving for v in layer._non_trainable_variables]
+        self._written = [copy for variable in every for copy in copies_of(variable)]
         self._averages = averages
         self._blocks = 0
         self._restoring = ExitStack()
@@ -219,6 +228,7 @@ class EvaluationWeights:
         """
         if not self._blocks:
             with ExitStack() as stack:
+                stack.enter_context(restoring(self._written))
                 if averaged and self._averages is not None:
                     stack.enter_context(self._averages.applied())
                 self._restoring = stack.pop_all()

@@ -190,7 +190,7 @@ class Trainer:
         """Figures that training and evaluation have read, by step."""
         self._finite = VariablesFinite(update, workers)
         self._trained = checks.TrainedVariables(task)
-        self._weights = EvaluationWeights(update.averages)
+        self._weights = EvaluationWeights(update.averages, task)
         self._runner = LoopRunner(
             update, workers, self.pace, self._trained, self._weights, max_skipped_updates
         )
