@@ -75,8 +75,8 @@ class Repeated(keras.Model):
 
     def __init__(self, **options):
         super().__init__(**options)
-        self.ids = keras.layers.StringLookup(vocabulary=["a", "b"])
-        self.table = keras.layers.Embedding(3, 4)
+        self.ids = keras.layers.TextVectorization(output_sequence_length=3, vocabulary=["a", "b"])
+        self.table = keras.layers.Embedding(4, 4)
         self.recurrent = keras.layers.GRU(4, return_sequences=True)
 
     def call(self, words, training=False):
@@ -86,7 +86,7 @@ class Repeated(keras.Model):
 
 def test_a_look_up_on_replicas_exports_without_warnings(caplog, monkeypatch, tmp_path):
     monkeypatch.setattr(tf.get_logger(), "propagate", True)
-    words = RANDOM.choice(["a", "b", "c"], (16, 3)).astype(object)
+    words = np.array([*map(" ".join, RANDOM.choice(["a", "b", "c"], (16, 3)))], object)
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
     with strategy.scope():
