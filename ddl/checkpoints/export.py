@@ -1,5 +1,6 @@
 """Export of a trained model."""
 
+import functools
 import os
 import shutil
 from pathlib import Path
@@ -44,7 +45,7 @@ def export_model(model: keras.Model, directory: str | os.PathLike[str]) -> list[
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         model.save(partial / "model.keras")
-        model.export(str(partial / "saved_model"), verbose=False)
+        _export(model, partial / "saved_model")
         for folder, _, files in os.walk(partial):
             for name in (*files, "."):
                 sync(Path(folder, name))
@@ -63,3 +64,12 @@ def export_model(model: keras.Model, directory: str | os.PathLike[str]) -> list[
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return [place / "model.keras", place / "saved_model"]
+
+
+def _export(model: keras.Model, path: Path) -> None:
+    """Writes a SavedModel that infers: by default, layers such as RandomFlip train."""
+    model.__call__ = functools.partial(model.__call__, training=False)
+    try:
+        model.export(str(path), verbose=False)
+    finally:
+        del model.__call__

@@ -155,3 +155,25 @@ def test_weights_of_classes_in_the_data_weigh_metrics():
     trainer = ddl.Trainer(task, "sgd", (X, labels, weight), global_batch_size=64)
     right = (hit * weight).sum() / weight.sum()
     assert trainer.train(1, progress=False)["accuracy"] == pytest.approx(right, abs=1e-6)
+
+
+class Flipping(keras.Model):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.flip, self.dense = keras.layers.RandomFlip(), keras.layers.Dense(1)
+
+    def call(self, images):
+        return self.dense(keras.ops.reshape(self.flip(images), (-1, 16)))
+
+
+def test_a_saved_model_does_not_augment(tmp_path):
+    """Keras's own export serves layers such as RandomFlip as in training."""
+    images = RANDOM.random((16, 4, 4, 1)).astype("f4")
+    layers = [keras.layers.RandomFlip(), keras.layers.Flatten(), keras.layers.Dense(1)]
+    for model in (Flipping(), keras.Sequential([keras.Input((4, 4, 1)), *layers])):
+        task = ddl.Supervised(model, "mse")
+        trainer = ddl.Trainer(task, "sgd", (images, Y[:16]), global_batch_size=8)
+        ddl.export(trainer, tmp_path)
+        exported = tf.saved_model.load(tmp_path / "saved_model")
+        served = exported.serve(images)
+        np.testing.assert_allclose(served, trainer.predict(images), rtol=1e-5, atol=1e-6)
