@@ -9,7 +9,7 @@ EXTRAS := .venv-extras
 NEEDS_PYTHON = test -n "$(PYTHON)" || { echo "ddl needs Python 3.11, 3.12 or 3.13; none was found. Set PYTHON=/path/to/python." >&2; exit 1; }
 UV := uv>=0.9,<1
 
-.PHONY: demo test release-check extras lowest bench lint check lock clean
+.PHONY: demo test release-check extras lowest bench lint check api lock clean
 
 demo: $(VENV)/.installed
 	rm -rf runs/demo
@@ -45,14 +45,13 @@ lowest:
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check "$(UV)"
 	$(LOWEST)/bin/uv pip compile --quiet --resolution lowest-direct --no-emit-index-url \
 	  --python $(LOWEST)/bin/python \
-	  --extra test --extra plots --extra tables --extra arrayrecord --extra pandas pyproject.toml -o $(LOWEST)/requirements.txt
+	  --extra test --extra tables --extra arrayrecord pyproject.toml -o $(LOWEST)/requirements.txt
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -r $(LOWEST)/requirements.txt
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	$(LOWEST)/bin/tensorboard --version
 	$(LOWEST)/bin/python -m pytest -n $(WORKERS) tests/test_main.py tests/test_output.py \
 	  tests/cli tests/config tests/run/test_writers.py tests/run/test_console.py tests/data/readers/test_records.py tests/data/readers/test_table.py \
-	  tests/training/test_history.py \
-	  tests/benchmarks/test_page.py
+	  tests/training/test_history.py
 
 bench: $(VENV)/.installed benchmarks/peers
 	$(BIN)/python -m benchmarks
@@ -69,6 +68,10 @@ lint: $(VENV)/.installed
 	$(BIN)/mypy
 
 check: lint test
+
+# The pages of docs/api, from the docstrings of the public names.
+api: $(VENV)/.installed
+	$(BIN)/python docs/api/write.py
 
 # The tested versions of all packages that the extras need.
 lock: $(VENV)/.installed

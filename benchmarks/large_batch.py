@@ -23,8 +23,8 @@ from benchmarks import harness
 from benchmarks.harness import Cell, Options, Report, Table, Target
 from ddl import distribution
 from ddl.errors import TrainingDiverged
-from ddl.optimizers import LAMB, LARS
-from ddl.optimizers.learning_rate import LearningRate, ScalingRule
+from ddl.optimizers import LAMB, LARS, LearningRate
+from ddl.optimizers.learning_rate import ScalingRule
 
 BATCHES, SEEDS, EPOCHS = (64, 1024, 4096), 3, 10
 EXAMPLES, TEST_EXAMPLES = 60_000, 5_000

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
-    from ddl import callbacks as callbacks
     from ddl import config as config
     from ddl import data as data
     from ddl import distribution as distribution
@@ -27,7 +26,10 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
     from ddl.checkpoints.warm_start import WarmStart as WarmStart
     from ddl.optimizers.loss_weight import LossWeight as LossWeight
     from ddl.precision import LossScale as LossScale
+    from ddl.run.callbacks import AfterEvaluation as AfterEvaluation
+    from ddl.run.callbacks import AfterSave as AfterSave
     from ddl.run.callbacks import EarlyStopping as EarlyStopping
+    from ddl.run.callbacks import Every as Every
     from ddl.run.fit import fit as fit
     from ddl.run.from_checkpoints import evaluate as evaluate
     from ddl.run.from_checkpoints import export as export
@@ -52,42 +54,35 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
     from ddl.tasks.task import Task as Task
     from ddl.training.trainer import Trainer as Trainer
 
-_HOME = {
-    "Checkpoints": "ddl.checkpoints.checkpoints",
-    "Classification": "ddl.tasks.classification",
-    "EarlyStopping": "ddl.run.callbacks",
-    "ExponentialMovingAverage": "ddl.step.weight_average",
-    "Gradients": "ddl.step.gradients",
-    "LanguageModel": "ddl.tasks.language",
-    "LossScale": "ddl.precision",
-    "LossWeight": "ddl.optimizers.loss_weight",
-    "MaskedLanguageModel": "ddl.tasks.language",
-    "MultiLabel": "ddl.tasks.classification",
-    "PerExample": "ddl.tasks.task",
-    "Regression": "ddl.tasks.supervised",
-    "Remat": "ddl.step.remat",
-    "Retention": "ddl.checkpoints.retention",
-    "Segmentation": "ddl.tasks.classification",
-    "StepBatch": "ddl.step.state",
-    "Supervised": "ddl.tasks.supervised",
-    "Task": "ddl.tasks.task",
-    "Trainer": "ddl.training.trainer",
-    "Update": "ddl.step.update",
-    "WarmStart": "ddl.checkpoints.warm_start",
-    "current_batch": "ddl.tasks.gather",
-    "evaluate": "ddl.run.from_checkpoints",
-    "export": "ddl.run.from_checkpoints",
-    "find_learning_rate": "ddl.run.range_test",
-    "fit": "ddl.run.fit",
-    "gather": "ddl.tasks.gather",
-    "load": "ddl.run.from_checkpoints",
-    "predict": "ddl.run.predicting",
+_NAMES = {
+    "checkpoints.checkpoints": "Checkpoints",
+    "checkpoints.retention": "Retention",
+    "checkpoints.warm_start": "WarmStart",
+    "optimizers.loss_weight": "LossWeight",
+    "precision": "LossScale",
+    "run.callbacks": "AfterEvaluation AfterSave EarlyStopping Every",
+    "run.fit": "fit",
+    "run.from_checkpoints": "evaluate export load",
+    "run.predicting": "predict",
+    "run.range_test": "find_learning_rate",
+    "step.gradients": "Gradients",
+    "step.remat": "Remat",
+    "step.state": "StepBatch",
+    "step.update": "Update",
+    "step.weight_average": "ExponentialMovingAverage",
+    "tasks.classification": "Classification MultiLabel Segmentation",
+    "tasks.gather": "current_batch gather",
+    "tasks.language": "LanguageModel MaskedLanguageModel",
+    "tasks.supervised": "Regression Supervised",
+    "tasks.task": "PerExample Task",
+    "training.trainer": "Trainer",
 }
+_HOME = {name: f"ddl.{home}" for home, names in _NAMES.items() for name in names.split()}
 
 # Modules that `dir` shows; others can be had as well, such as `ddl.check`.
 _PUBLIC_MODULES = (
-    *("callbacks", "config", "data", "distribution", "errors", "layers", "metrics", "models"),
-    *("optimizers", "precision", "random", "tasks"),
+    *("config", "data", "distribution", "errors", "layers", "metrics", "models", "optimizers"),
+    *("precision", "random", "tasks"),
 )
 
 __all__ = [*_HOME, "__version__"]

@@ -38,12 +38,12 @@ from ddl.launcher.cluster import Cluster
 
 
 def run(argv: Sequence[str] | None = None) -> None:
-    """Runs the command `ddl-launch`, and exits with a status documented above.
+    """Runs the command `ddl launch`, and exits with a status documented above.
 
     Args:
       argv: The program's name, then the arguments; None takes those of this process.
     """
-    with exiting_on_errors("ddl-launch"):
+    with exiting_on_errors("ddl launch"):
         sys.exit(build_cluster(sys.argv if argv is None else argv).run())
 
 
@@ -70,7 +70,7 @@ def build_cluster(arguments: Sequence[str]) -> Cluster:
     check_flags(run_flags)
     if not sys.platform.startswith("linux"):
         raise ConfigError(
-            f"ddl-launch requires Linux, got {sys.platform}. Start each process of ddl.main "
+            f"ddl launch requires Linux, got {sys.platform}. Start each process of ddl.main "
             "yourself, with its TF_CONFIG."
         )
     return Cluster(

@@ -61,9 +61,9 @@ def start(values: flags.FlagValues) -> None:
     from ddl.config.registry import user_packages
     from ddl.distribution.multi_worker import leaving, worker_errors
     from ddl.distribution.traits import traits_of
+    from ddl.errors import attributing_errors
     from ddl.run import train
     from ddl.training.device_errors import device_errors
-    from ddl.user_code import attributing_errors
 
     several_processes = traits_of(placement.strategy).several_processes
     losses = worker_errors() if several_processes else nullcontext()

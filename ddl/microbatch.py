@@ -9,6 +9,7 @@ around the task's forward and backward pass; outside of a trainer there is none.
 import copy
 import dataclasses
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ def current() -> "Microbatch | None":
 def is_compiled() -> bool:
     """Returns whether XLA compiles what this thread traces.
 
-    The function is private to TensorFlow; tests/test_draws.py guards it.
+    The function is private to TensorFlow; tests/test_random.py guards it.
     """
     return control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
@@ -71,7 +72,9 @@ def without_traces_of_the_user() -> Iterator[None]:
     earlier = tf.config.functions_run_eagerly()
     tf.config.run_functions_eagerly(True)
     try:
-        yield
+        with warnings.catch_warnings():  # tf.data says that its functions stay traced
+            warnings.filterwarnings("ignore", ".*experimental_run_functions_eagerly", UserWarning)
+            yield
     finally:
         tf.config.run_functions_eagerly(earlier)
 
@@ -130,7 +133,7 @@ class Microbatch:
         each time, so that each evaluation draws the same numbers.
       drawn: In a probe, the draws so far by place and number; else None.
       placing: How many rows of each draw belong to each example, by place and number
-        (`ddl.draws.placing`); None where no probe has told.
+        (`ddl.random.placing`); None where no probe has told.
       draws: Number of the pass in the step, each of which draws numbers of its own; the only pass
         of the built-in step has 0.
       weight: float32 [rows], the weights of the examples; None in a trial, where all are 1.

@@ -40,8 +40,8 @@ class Gan:
         )
 
     def fakes(self, rows: int, training: bool) -> tf.Tensor:
-        """Generates images. `ddl.random` draws the same noise on any number of devices."""
-        return self.generator(ddl.random.normal(self, (rows, LATENT)), training=training)
+        """Generates images."""
+        return self.generator(keras.random.normal((rows, LATENT)), training=training)
 
     def real_or_fake(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
         """The discriminator's loss, and how often it scores a real image above a fake one."""

@@ -34,7 +34,7 @@ class MultiTask:
     def rotation(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
         """The loss and the accuracy of rotations."""
         images = features["image"]
-        turns = tf.cast(ddl.random.uniform(self, (images.shape[0],)) * 4, tf.int32)
+        turns = tf.cast(keras.random.uniform(images.shape[:1]) * 4, tf.int32)
         turned = tf.stack([tf.image.rot90(images, k) for k in range(4)], axis=1)
         images = tf.gather(turned, turns, axis=1, batch_dims=1)
         logits = self.model(images, training=training)["rotation"]

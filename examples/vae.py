@@ -40,13 +40,10 @@ class Vae:
         self.exported_models = {"encoder": self.encoder, "decoder": keras.Sequential(pixels)}
 
     def per_example(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
-        """The negative evidence lower bound in nats, without the binomial coefficients.
-
-        It also defines evaluation. `ddl.random` draws the same noise on any number of devices.
-        """
+        """The negative evidence lower bound in nats, without the binomial coefficients."""
         image = tf.cast(features["image"], keras.config.floatx()) / DOTS
         mean, log_variance = self.encoder(image, training=training)
-        noise = tf.cast(ddl.random.normal(self, mean.shape), mean.dtype)
+        noise = keras.random.normal(mean.shape)
         logits = self.decoder(mean + tf.exp(log_variance / 2) * noise, training=training)
         pixels = DOTS * tf.nn.sigmoid_cross_entropy_with_logits(image, logits)
         pixels = tf.reduce_sum(pixels, axis=[1, 2, 3])

@@ -43,16 +43,16 @@ class WganGp:
         return self.critic(images, training=training)[:, 0]
 
     def fakes(self, rows: int, training: bool) -> tf.Tensor:
-        """Generates images. `ddl.random` draws the same noise on any number of devices."""
-        fakes = self.generator(ddl.random.normal(self, (rows, LATENT)), training=training)
+        """Generates images."""
+        fakes = self.generator(keras.random.normal((rows, LATENT)), training=training)
         return tf.cast(fakes, keras.config.floatx())
 
     def criticizes(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
         """The critic's loss; the distance between real and fake images; the critic's slope."""
         real = tf.cast(features["image"], keras.config.floatx()) / 16
         fake = self.fakes(real.shape[0], training)
-        share = ddl.random.uniform(self, (real.shape[0], 1, 1, 1))
-        mixed = real + tf.cast(share, real.dtype) * (fake - real)
+        share = keras.random.uniform((real.shape[0], 1, 1, 1))
+        mixed = real + share * (fake - real)
         with tf.GradientTape() as tape:
             tape.watch(mixed)
             score = self.score(mixed, training)

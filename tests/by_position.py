@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ddl import draws
+from ddl import random
 from tests.conftest import microbatch
 
 ROWS, PART = 12, 4
@@ -32,9 +32,9 @@ def _traced(call: Call, rows: int, jit_compile: bool = False, **pass_of: Any) ->
 def placing(call: Call) -> dict[Any, int]:
     """Returns where the draws of a function lie, as the probes of a loss find it."""
     found: list[dict[Any, Any]] = [{}, {}]
-    for rows, drawn in zip(draws.PROBED, found, strict=True):
+    for rows, drawn in zip(random.PROBED, found, strict=True):
         _traced(call, rows, drawn=drawn).get_concrete_function(tf.TensorSpec([], tf.int64))
-    return draws.placing(*found, *draws.PROBED)
+    return random.placing(*found, *random.PROBED)
 
 
 def whole_and_parts(call: Call, **pass_of: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:

@@ -31,19 +31,19 @@ RUN = ("--gin_file=a.gin", "--model_dir=runs/a")
 )
 def test_bad_input_starts_nothing(arguments, message):
     with pytest.raises((flags.Error, ConfigError), match=message):
-        launch.build_cluster(["ddl-launch", *arguments])
+        launch.build_cluster(["ddl launch", *arguments])
 
 
 def test_flags_reach_the_cluster_and_ddl_main(monkeypatch):
     monkeypatch.setattr(launch, "Cluster", lambda *given, **options: (given, options))
     of_main = [*RUN, "--gin.TRAIN_STEPS=3", "--gin_param=train/A.b = 'x y'", "--nodry_run"]
     own = ["--num_workers=2", "--num_ps=3", "--max_restarts=4", "--pin=cores"]
-    (ddl_main, *numbers), options = launch.build_cluster(["ddl-launch", *own, "--", *of_main])
+    (ddl_main, *numbers), options = launch.build_cluster(["ddl launch", *own, "--", *of_main])
     assert ddl_main == [sys.executable, "-m", "ddl.main", *of_main]
     assert numbers == [2, 3]
     checkpoints = Path("runs/a/checkpoints")
     assert options == {"max_restarts": 4, "pin": "cores", "checkpoints": checkpoints}
-    given = ["ddl-launch", "--num_workers=2", "--", *RUN, "--dry_run"]
+    given = ["ddl launch", "--num_workers=2", "--", *RUN, "--dry_run"]
     assert launch.build_cluster(given)[1]["checkpoints"] is None  # and no other run's
 
 
@@ -56,7 +56,7 @@ from ddl import launch
 def run(cluster):
     {ends}
 launch.Cluster.run = run
-launch.run(["ddl-launch", "--num_workers=2", "--", *{RUN!r}])
+launch.run(["ddl launch", "--num_workers=2", "--", *{RUN!r}])
 """
     root = str(Path(__file__).parent.parent)
     command, environment = [sys.executable, "-c", program], {**os.environ, "PYTHONPATH": root}

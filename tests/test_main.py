@@ -109,6 +109,6 @@ def test_a_misspelt_command_names_the_nearest(capsys):
     assert "There is no command 'lunch'. Did you mean launch?\nUsage: ddl COMMAND" in shown
 
 
-def test_the_installed_commands():
+def test_the_installed_command():
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    assert scripts == {"ddl": "ddl.__main__:run", "ddl-launch": "ddl.launch:run"}
+    assert scripts == {"ddl": "ddl.__main__:run"}

@@ -1,7 +1,12 @@
-"""The contract of imports: which package (room) of ddl/ may import which, and their sizes."""
+"""The contract of imports: which room of ddl/ may import which, and the sizes of modules.
+
+A room is a package or a module of ddl/. `python -m tests.test_rooms` prints the arrows between them
+that the imports draw, as BUILD.md shows them.
+"""
 
 import ast
 import graphlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,14 +19,13 @@ PACKAGE = Path(ddl.__file__).parent
 BENCHMARKS = Path(benchmarks.__file__).parent
 
 GROUND = {
-    *("choices", "draws", "errors", "figures", "microbatch", "output"),
-    *("precision", "random", "seeds", "signals", "user_code"),
+    *("choices", "errors", "figures", "microbatch", "output", "precision", "random", "signals"),
 }
 _LEARNING = {"data", "layers", "metrics", "models", "tasks", "optimizers"}
 
 # Each package with all that it may import: only packages that stand before it in this list.
 MAY_IMPORT: dict[str, set[str]] = {
-    "config": {"choices", "errors", "user_code"},
+    "config": {"choices", "errors"},
     "distribution": GROUND,
     "layers": {"distribution"} | GROUND,
     "models": {"layers"} | GROUND,
@@ -33,15 +37,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "training": {"step", "distribution"} | _LEARNING | GROUND,
     "checkpoints": {"training", "step", "distribution"} | _LEARNING | GROUND,
     "run": {"checkpoints", "training", "step", "distribution", "config"} | _LEARNING | GROUND,
-    "callbacks": {"run"},
     "checking": {"run", "training", "distribution", "config"} | _LEARNING | GROUND,
     "cli": {"run", "training", "config", "distribution"} | GROUND,
     "launcher": {"errors", "choices", "output"},
 }
 # The base modules, of which the later may import the earlier.
 GROUND_IN_ORDER = [
-    *("errors", "user_code", "choices", "output", "signals", "figures", "precision"),
-    *("seeds", "microbatch", "draws", "random"),
+    *("errors", "choices", "output", "signals", "figures", "precision", "microbatch", "random"),
 ]
 DOORS = {"__main__", "main", "launch", "check"}
 
@@ -57,7 +59,7 @@ def modules() -> Iterator[tuple[str, Path]]:
 def imported_rooms(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module == "ddl":
-            yield from (name.name for name in node.names)
+            yield from (name.name for name in node.names if name.name != "__version__")
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ddl."):
             yield str(node.module).split(".")[1]
         elif isinstance(node, ast.Import):
@@ -75,6 +77,14 @@ def upward(room: str, path: Path) -> list[str]:
     return [other for other in imported_rooms(path) if other not in allowed]
 
 
+def arrows() -> dict[str, list[str]]:
+    """The rooms that each room imports, those of the ground left out."""
+    found: dict[str, set[str]] = {}
+    for room, path in modules():
+        found.setdefault(room, set()).update(imported_rooms(path))
+    return {room: sorted(found[room] - {room} - GROUND) for room in found}
+
+
 def test_no_module_imports_upwards():
     found = [
         f"{path.relative_to(PACKAGE)} imports {upward(room, path)}"
@@ -87,6 +97,17 @@ def test_no_module_imports_upwards():
 def test_every_room_and_module_has_a_place():
     rooms = {room for room, _ in modules()}
     assert rooms == MAY_IMPORT.keys() | set(GROUND_IN_ORDER) | DOORS
+    assert len(rooms) <= 27
+
+
+def test_build_md_shows_the_rooms_and_their_arrows():
+    shown = {}
+    rooms = (PACKAGE.parent / "BUILD.md").read_text().split("## ")[1]
+    for line in rooms.splitlines():
+        if row := re.match(r"\| (`[a-z_`,./ ]+`) \| .* \| ([a-z_, ]*)\|$", line):
+            for room in re.findall(r"`(\w+)(?:/|\.py)`", row[1]):
+                shown[room] = re.findall(r"\w+", row[2])
+    assert shown == {room: found for room, found in arrows().items() if room not in GROUND}
 
 
 def test_no_module_outgrows_500_lines():
@@ -128,3 +149,8 @@ def circle_in(folder: Path) -> list[str]:
 @pytest.mark.parametrize("folder", [PACKAGE, BENCHMARKS], ids=lambda folder: folder.name)
 def test_no_modules_import_each_other(folder):
     assert not circle_in(folder)
+
+
+if __name__ == "__main__":
+    for name, imported in arrows().items():
+        print(f"{name} → {', '.join(imported) or 'ground'}")

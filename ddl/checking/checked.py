@@ -19,12 +19,11 @@ from ddl.checking.comparison import Value, compare, values_of
 from ddl.checking.report import ONE, RESUMED, TWO, Difference, Place, Report, cause_of
 from ddl.config.registry import user_packages
 from ddl.distribution.devices import configure_devices
-from ddl.errors import ConfigError, DdlError, TrainingInterrupted, check_takes
+from ddl.errors import ConfigError, DdlError, TrainingInterrupted, check_takes, message_of, place_of
 from ddl.precision import set_numerics
 from ddl.run.fit import fit
 from ddl.tasks.parts import layers_of
 from ddl.training.trainer import Trainer
-from ddl.user_code import message_of, place_of
 
 UPDATES = 3
 """Updates of each run; data that are cut have padding in the batch of the last one."""

@@ -16,20 +16,17 @@ from typing import Any
 from gin import config as gin_config
 
 from ddl.config.statements import MACRO, Binding, Import, Key, complain, nearest, place
-from ddl.errors import ConfigError, DdlError, did_you_mean
-from ddl.user_code import attributing_errors, message_of, place_of
+from ddl.errors import ConfigError, DdlError, attributing_errors, did_you_mean, message_of, place_of
 
 # Modules whose public names a config may use: those of ddl as ddl.<name>, short <name>, but its
 # layers, which share their names with Keras's, as ddl.layers.<name>. Keras's metrics are not among
 # them, whose names collide with those of the losses, nor activations, which Keras takes by name.
-_PUBLIC = "ddl.callbacks ddl.data ddl.layers ddl.metrics ddl.models ddl.optimizers ddl.tasks"
+_PUBLIC = "ddl.data ddl.layers ddl.metrics ddl.models ddl.optimizers ddl.tasks"
 _KERAS = "optimizers optimizers.schedules losses initializers regularizers constraints layers"
 _OTHERS = (
+    "ddl:AfterEvaluation AfterSave EarlyStopping Every",
     "ddl:ExponentialMovingAverage LossScale LossWeight Remat Retention Trainer WarmStart",
-    "ddl.optimizers.learning_rate:LearningRate",
     "ddl.optimizers.schedules:epochs_to_steps steps_after_warmup warmup_steps",
-    "ddl.optimizers.plateau:ReduceOnPlateau",
-    "ddl.optimizers.schedules:OneCycle ReciprocalSquareRoot StepDecay",
     "ddl.precision:set_numerics",
     "ddl.run.plan:RunPlan",
     "ddl.run.predicting:Predictions",

@@ -8,8 +8,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from ddl.errors import DataError
-from ddl.user_code import place_of, repeats
+from ddl.errors import DataError, place_of, repeats
 
 # Texts of errors that the data cause: iterators name themselves, and kernels name the refused
 # value.

@@ -18,8 +18,7 @@ from ddl.data.stream import Stream
 from ddl.distribution.path import path_of
 from ddl.distribution.workers import Workers
 from ddl.microbatch import Microbatch
-from ddl.random import batch_counter
-from ddl.seeds import hashed
+from ddl.random import batch_counter, hashed
 
 _ENDLESS = 2**62
 _SEED, _COUNTS = "ddl_seed", "ddl_counts"  # columns beside the features of an item

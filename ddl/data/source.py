@@ -11,9 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.data import features
-from ddl.errors import DataError, check_takes, definition_of
-from ddl.seeds import drawn_by_state
-from ddl.user_code import repeats
+from ddl.errors import DataError, check_takes, definition_of, repeats
+from ddl.random import drawn_by_state
 
 Example = Mapping[str, Any]
 

@@ -125,7 +125,7 @@ class Stream:
         self.is_repeatable = are_same(first, again)
         if not self.is_repeatable:
             logging.warning(
-                f"Two reads of the first examples of {name} differ, so a resumed run reads others. "
+                f"{name}: two reads of the first examples differ, so a resumed run reads others. "
                 "Seed it: ddl.data.stream(lambda epoch: ….shuffle(n, seed=epoch))."
             )
 

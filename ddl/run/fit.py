@@ -74,7 +74,7 @@ def fit(
       max_rewinds: See `RunPlan`.
       warm_start: Source of a new run's initial weights; a resumed run ignores it.
       callbacks: Functions to call every so many steps, after evaluations, or after saves, and an
-        `EarlyStopping`; see `ddl.callbacks`. Pass the same ones to resume the run.
+        `EarlyStopping`. Pass the same ones to resume the run.
       trackers: Services that get the figures of the run; see `ddl.run.trackers`.
       progress: Whether to print lines, and in a terminal or a notebook a progress bar.
       profile: The step to begin a profile after and its last step, such as (100, 110). The profile

@@ -51,7 +51,7 @@ class RunPlan:
       warm_start: Source of a new run's initial weights; None keeps the initializers'. A resumed
         run ignores it.
       callbacks: Functions to call between loops, after evaluations and after saves, and an
-        `EarlyStopping`; see `ddl.callbacks`.
+        `EarlyStopping`.
       trackers: Services that get the figures of the run, such as `@MLflow()`.
 
     Raises:

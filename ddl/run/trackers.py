@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from ddl.checkpoints.durable_files import write_atomically
-from ddl.errors import ConfigError, TrainingInterrupted, installing
+from ddl.errors import ConfigError, TrainingInterrupted, installing, message_of
 from ddl.run.directory import RunDirectory
-from ddl.user_code import message_of
 
 Status = Literal["done", "stopped", "failed"]
 

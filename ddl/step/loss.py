@@ -36,7 +36,7 @@ class Form(NamedTuple):
       gathers: Whether the loss calls `ddl.gather`.
       tables: The variables of which the loss looks up single rows (`ddl.step.rows`).
       layers: Layers of the task, without those that only compute as in an evaluation.
-      placing: Which draws follow the rows (`ddl.draws.placing`); None if that is unknown.
+      placing: Which draws follow the rows (`ddl.random.placing`); None if that is unknown.
       moved: Names of variables that layers and task move, but for moments of BatchNormalization.
     """
 

@@ -30,11 +30,11 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from ddl import draws, microbatch
+from ddl import microbatch, random
 from ddl.data.checks import data_errors
 from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.traits import traits_of
-from ddl.errors import ConfigError, DdlError
+from ddl.errors import ConfigError, DdlError, message_of
 from ddl.layers.images import HeldPartners, Partners
 from ddl.layers.lookups import look_up_rows
 from ddl.layers.normalization import take_over_moments
@@ -56,7 +56,6 @@ from ddl.step.rows import tables_in
 from ddl.tasks.gather import Gathered, HeldRows
 from ddl.tasks.parts import layers_of, models_of, variables_of
 from ddl.tasks.task import PerExample, Task, check_read, names_resembling_weight
-from ddl.user_code import message_of
 
 _EIGHT, _FOUR = 8, 4
 # Of the rows of one half the neighbours, mirror images and rows half a batch away lie in the other.
@@ -144,7 +143,7 @@ class Probes:
             placing: Mapping[Any, int] | None = None if drawn else {}
             if rows == _EIGHT and drawn:
                 few = probe.traced(_FOUR)
-                placing = draws.placing(few.microbatch.drawn or {}, drawn, _FOUR, _EIGHT)
+                placing = random.placing(few.microbatch.drawn or {}, drawn, _FOUR, _EIGHT)
             if rows == _EIGHT and not traits_of(self._strategy).asynchronous:
                 try:
                     probe.check_rows(first, few, self._examples(pipeline))

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.data.batch import Batch
-from ddl.errors import ConfigError, check_takes, did_you_mean
+from ddl.errors import ConfigError, check_takes, did_you_mean, place_of
 from ddl.microbatch import Microbatch
 from ddl.optimizers.groups import ONLY
 from ddl.step.gradients import Gradients, multiply, trainable_variables, weights_of
@@ -23,7 +23,6 @@ from ddl.step.loss import OfExamples, Values
 from ddl.step.overflow import restored
 from ddl.step.state import OfExample, Pass, Results, StepBatch, TrainingState, add_to
 from ddl.tasks.task import LossFunction
-from ddl.user_code import place_of
 
 
 class Update:

@@ -18,7 +18,7 @@ from ddl.layers.normalization import take_over_moments
 from ddl.optimizers.fused import updates_rows
 from ddl.optimizers.groups import Optimizers, by_name, groups_by_name
 from ddl.precision import LossScale
-from ddl.seeds import hashed
+from ddl.random import hashed
 from ddl.step import gradients as gradient_path
 from ddl.step.all_reduce import AllReduce
 from ddl.step.compiled import Compiler

@@ -223,7 +223,7 @@ def _facts(pipeline: BatchPipeline) -> dict[str, str]:
     source, spec = pipeline.source, pipeline.source.element_spec
     if isinstance(source, Stream) and not source.is_repeatable:
         raise DataError(
-            f"Two reads of the first examples of {source.name} differ, but all workers must read "
+            f"{source.name}: two reads of the first examples differ, but all workers must read "
             "the same. Seed them: ddl.data.stream(lambda epoch: ….shuffle(n, seed=epoch))."
         )
     found = {

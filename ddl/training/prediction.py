@@ -15,10 +15,10 @@ from ddl.data.source import Source
 from ddl.data.stream import Stream
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
-from ddl.draws import placing_of
 from ddl.errors import ConfigError, DataError, check_no_text
 from ddl.metrics import OfAllOutputs
 from ddl.microbatch import Microbatch
+from ddl.random import placing_of
 from ddl.step.state import TrainingState
 from ddl.tasks.gather import Gathered
 from ddl.training.device_errors import device_errors

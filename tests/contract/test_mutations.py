@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import ddl.data.pipeline
 import ddl.layers.normalization
-from ddl import draws
+from ddl import random
 from ddl.data import BatchPipeline
 from ddl.errors import TrainingDiverged
 from ddl.step import gradients as gradient_path
@@ -148,7 +148,7 @@ def ask_the_first_replica_for_overflow(patch: Patch) -> None:
 
 
 def give_all_replicas_one_stream(patch: Patch) -> None:
-    patch.setattr(draws, "counter_at", lambda counter, _: counter)
+    patch.setattr(random, "counter_at", lambda counter, _: counter)
 
 
 def forget_the_row_of_a_replica(patch: Patch) -> None:

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import ddl
-from ddl.callbacks import AfterSave, Every
+from ddl import AfterSave, Every
 from ddl.errors import DdlError
 from tests.conftest import make_strategy
 from tests.contract.noisy_task import NoisyTask, few_examples

@@ -36,6 +36,10 @@ PROGRAMS = {
     "own_layers.py": (r"'accuracy'", {"train(100)": "train(2)"}),
     "my_gan.py": (r"loss/real_or_fake", {"train(100)": "train(2)"}),
     "private.py": (r"'accuracy'", {"train(20)": "train(2)"}),
+    "layer_norms.py": (
+        r"^Done: step 2",
+        {"train_steps=200": "train_steps=2", "Every(100": "Every(1"},
+    ),
     "info_nce.py": (r"loss", {"train(100)": "train(2)"}),
     "items.py": (r"^1000 {'image': TensorSpec\(shape=\(1,\)", {}),
     "array_records.py": (r"^$", {}),

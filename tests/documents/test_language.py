@@ -60,7 +60,7 @@ def test_pages(page):
 
 def docstrings() -> Iterator[tuple[str, str]]:
     """Yields the docstrings of public names and of their methods, without their arguments."""
-    homes = ("callbacks", "data", "layers", "metrics", "models", "optimizers", "tasks")
+    homes = ("data", "layers", "metrics", "models", "optimizers", "tasks")
     for home in (ddl, *(getattr(ddl, name) for name in homes)):
         for name in home.__all__:
             item = getattr(home, name)

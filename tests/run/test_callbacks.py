@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import ddl
-from ddl.callbacks import AfterEvaluation, AfterSave, EarlyStopping, Every
+from ddl import AfterEvaluation, AfterSave, EarlyStopping, Every
 from ddl.errors import ConfigError
 from tests.run.small import fit, lines, make_trainer, summaries
 

@@ -48,9 +48,6 @@ SMALL = {
     "cifar10_": ["IMAGE_SHAPE = (8, 8, 3)"],
     "cifar10_mlp": ["mlp.hidden_units = (64, 32)"],
     "cifar10_resnet18": ["BLOCKS = (1,)", "resnet.width = 4"],
-    "digits_resnet18": ["BLOCKS = (1,)", "resnet.width = 4"],
-    "digits_resnet_goyal": ["resnet.blocks = (1,)"],
-    "digits_vit": ["BLOCKS = 1", "vit.width = 8"],
     "fashion_mnist_": ["IMAGE_SHAPE = (8, 8, 1)"],
     "mnist_": ["IMAGE_SHAPE = (8, 8, 1)"],
     "play_": ["LENGTH = 8"],
@@ -119,9 +116,7 @@ def test_each_task_has_a_config():
 # tests/run/test_train.py runs the regularized config on two replicas.
 TRACED = {
     "digits_cnn_lars.gin": 1,
-    "digits_cnn_per_replica.gin": 2,
     "digits_mlp.gin": 2,
-    "digits_vit.gin": 1,
     "large_table.gin": 1,
     "penguins_body_mass.gin": 1,
     "penguins_sex.gin": 1,
@@ -143,8 +138,6 @@ def test_a_trainer_with_every_macro_set(name):
 def test_a_dry_run_with_every_macro_set(name, capsys, monkeypatch):
     monkeypatch.setattr("tests.run.test_train.SHORT", ())
     params = [*stand_ins(name), *SET]
-    if "per_replica" in name:
-        params = [each.replace("GLOBAL_BATCH", "PER_REPLICA_BATCH") for each in params]
     strategy = ("mirrored", 2) if TRACED[name] == 2 else ("one_device", 1)
     run(None, *params, gin_file=name, dry_run=True, strategy=strategy)
     shown = capsys.readouterr().out

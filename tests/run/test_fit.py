@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from ddl.callbacks import Every
+from ddl import Every
 from ddl.errors import ConfigError, ModelDirectoryError, TrainingInterrupted
 from tests.run.small import fit, lines, make_trainer
 

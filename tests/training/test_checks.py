@@ -88,7 +88,7 @@ def test_equal_data_pass(difference, tmp_path):
 def test_a_stream_that_cannot_be_repeated_is_refused(difference):
     tf.random.set_seed(None)
     data = tf.data.Dataset.range(100).shuffle(100).map(lambda x: {"x": x})
-    assert "Two reads of the first examples of The tf.data.Dataset differ" in difference(data, data)
+    assert "The tf.data.Dataset: two reads of the first examples differ" in difference(data, data)
 
 
 def test_a_file_that_is_missing_is_found_whatever_its_folder(difference, tmp_path):

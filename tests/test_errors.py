@@ -8,7 +8,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from ddl import user_code
+from ddl import errors
 from ddl.errors import ConfigError
 
 
@@ -52,17 +52,17 @@ def test_the_innermost_line_of_the_users(module):
         """
     )
     error = raised(mine.outer, (2, 2))
-    place = user_code.place_of(error)
+    place = errors.place_of(error)
     assert str(place) == "mine_0.py:6"
     assert place.text == "return np.zeros(3).reshape(x)"
     message = r"^mine_0\.py:6 raised ValueError: .*\n    return np\.zeros"
-    with pytest.raises(ConfigError, match=message), user_code.attributing_errors():
+    with pytest.raises(ConfigError, match=message), errors.attributing_errors():
         mine.outer((2, 2))
 
 
 def test_a_syntax_error_names_its_own_file(module):
     error = raised(module, "a = 1\nb = )\n")
-    assert str(user_code.place_of(error)) == "mine_0.py:2"
+    assert str(errors.place_of(error)) == "mine_0.py:2"
 
 
 def test_autograph_and_keras_leave_the_line_and_their_message_is_short(module):
@@ -77,13 +77,13 @@ def test_autograph_and_keras_leave_the_line_and_their_message_is_short(module):
         """
     )
     error = raised(tf.function(lambda x: mine.decode(x)), tf.zeros([1]))
-    assert str(user_code.place_of(error)) == "mine_0.py:4"
+    assert str(errors.place_of(error)) == "mine_0.py:4"
     message = "AttributeError: module 'tensorflow' has no attribute 'no_such_name'"
-    assert user_code.message_of(error) == message
+    assert errors.message_of(error) == message
     error = raised(mine.Model(), keras.ops.zeros([1, 1]))
-    assert str(user_code.place_of(error)) == "mine_0.py:7"
-    assert user_code.message_of(error).startswith("AttributeError: ")
-    assert "\n" not in user_code.message_of(error)
+    assert str(errors.place_of(error)) == "mine_0.py:7"
+    assert errors.message_of(error).startswith("AttributeError: ")
+    assert "\n" not in errors.message_of(error)
 
 
 @pytest.mark.parametrize(
@@ -99,4 +99,4 @@ def test_autograph_and_keras_leave_the_line_and_their_message_is_short(module):
     ids=repr,
 )
 def test_failures_of_the_system_may_pass(error, repeats):
-    assert user_code.repeats(error) is repeats
+    assert errors.repeats(error) is repeats
