@@ -1,5 +1,6 @@
 """Export of a trained model."""
 
+import functools
 import os
 import shutil
 import tempfile
@@ -47,7 +48,7 @@ def export_model(model: keras.Model, directory: str | os.PathLike[str]) -> list[
             partial = Path(folder, place.name)
             partial.mkdir()
             model.save(partial / "model.keras")
-            model.export(str(partial / "saved_model"), verbose=False)
+            _export(model, partial / "saved_model")
             for each, _, files in os.walk(partial):
                 for name in (*files, "."):
                     sync(Path(each, name))
@@ -64,3 +65,12 @@ def export_model(model: keras.Model, directory: str | os.PathLike[str]) -> list[
     except (OSError, tf.errors.OpError) as error:
         raise ModelDirectoryError(f"The export to {directory} failed: {error}.") from error
     return [place / "model.keras", place / "saved_model"]
+
+
+def _export(model: keras.Model, path: Path) -> None:
+    """Writes a SavedModel that infers: by default, layers such as RandomFlip train."""
+    model.__call__ = functools.partial(model.__call__, training=False)
+    try:
+        model.export(str(path), verbose=False)
+    finally:
+        del model.__call__

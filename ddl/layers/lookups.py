@@ -79,10 +79,11 @@ def look_up_rows(layers: Iterable[keras.layers.Layer]) -> None:
 def _reads_rows() -> bool:
     """Returns whether the rows of a variable are those of its resource here.
 
-    In a StatelessScope a variable has another value.
+    In a StatelessScope a variable has another value. Outside of replicas, as where Keras builds a
+    model, a variable of several replicas has no resource of its own.
     """
     replicated = traits_of(tf.distribute.get_strategy()).replicates_handles
-    return not (replicated or in_stateless_scope())
+    return not (replicated or in_stateless_scope() or tf.distribute.in_cross_replica_context())
 
 
 def _call(layer: keras.layers.Embedding, inputs: Any) -> Any:

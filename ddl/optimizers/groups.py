@@ -68,7 +68,7 @@ class ParameterGroups:
         if not isinstance(groups, Mapping) or not groups:
             raise ConfigError(
                 "ParameterGroups takes a dict from name to Group with at least one group, got "
-                f"{groups!r:.80}. Write, for example, {{'backbone': Group(SGD(0.1), ['^conv']), "
+                f"{groups!r:.80}. Write, for example, {{'backbone': Group(SGD(0.1), ['conv']), "
                 "'head': SGD(1.0)}."
             )
         self.groups: dict[str, Group] = {}

@@ -51,7 +51,8 @@ def matching(
             paths = ", ".join(variable.path for variable in variables[:_MOST_SHOWN])
             raise ConfigError(
                 f"{argument}: each pattern must match a variable, but the pattern {pattern!r} "
-                f"matches none of {len(variables):,}: {paths}. Correct or remove it."
+                f"matches none of {len(variables):,}: {paths}. Correct or remove it; a path begins "
+                "with the name of its model."
             )
         found |= places
     return frozenset(found)

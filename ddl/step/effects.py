@@ -23,6 +23,7 @@ _ALLOWED = re.compile(
     r"^(ReadVariableOp|Assign\w*|Resource\w+|Var\w*|Variable\w*|(Destroy)?TemporaryVariable|"
     r"DestroyResourceOp|\w*Iterator\w*|\w*HashTable\w*|LookupTable(Find|Size|Export)\w*|"
     r"Assert|CheckNumerics(V2)?|Print(V2)?|\w*PyFunc\w*|\w*Summary\w*|Placeholder|TensorArray\w*|"
+    r"Empty|"  # of zeros, which tf.nn.ctc_loss fills
     r"PartitionedCall|StatefulPartitionedCall|While|If|Case|StatelessRandomGetAlg|"
     r"Collective\w+|Nccl\w+|OutfeedEnqueue\w*|Xla\w+)$"
 )

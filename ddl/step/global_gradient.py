@@ -190,6 +190,8 @@ class GlobalGradient:
 
         given = self.strategy, self.microbatches, on_replica, made.batch.batch, zeros
         summed = over_microbatches(*given)
+        if self.microbatches > 1:  # the loop's tensors have no device: reduce would not pack them
+            summed = self.strategy.run(tf.nest.map_structure, args=(tf.identity, summed))
         if self.moved_alone is not None:
             self.moved_alone.average()
         return summed

@@ -37,7 +37,7 @@ from ddl.step.gradients import prepare_optimizer
 from ddl.step.overflow import all_finite
 from ddl.step.sums import AllReduce
 
-_FLAG = "--shard_optimizer_state (Trainer.shard_optimizer_state)"
+_FLAG = "shard_optimizer_state"
 
 _BY_ENTRY: tuple[type[keras.optimizers.Optimizer], ...] = (
     *(keras.optimizers.Adadelta, keras.optimizers.Adagrad, keras.optimizers.Adam),
@@ -199,9 +199,9 @@ def sharding_of(
     traits = traits_of(strategy)
     if wanted and (traits.asynchronous or traits.shares_variables or traits.replicates_handles):
         raise ConfigError(
-            f"{_FLAG} needs a copy of each variable on every replica, which "
-            "--strategy=mirrored and multi_worker_mirrored have, got "
-            f"{type(strategy).__name__}. Leave the flag out, or use one of these strategies."
+            f"{_FLAG} needs a copy of each variable on every replica, which mirrored and "
+            f"multi_worker_mirrored have, got {type(strategy).__name__}. Leave it out, or use one "
+            "of these strategies."
         )
     if wanted and strategy.num_replicas_in_sync == 1:
         logging.warning("%s has no effect on one replica, which keeps all slots.", _FLAG)

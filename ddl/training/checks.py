@@ -257,8 +257,14 @@ def check_created_in_scope(
 
 
 def check_computes_by_row(layers: Iterable[keras.layers.Layer]) -> None:
-    """Raises ConfigError for layers of Keras that cannot compute each row alone."""
+    """Raises ConfigError for layers of Keras that cannot compute each row of a batch alone."""
     for layer in layers:
+        if getattr(layer, "stateful", False):
+            raise ConfigError(
+                f"The layer {layer.name!r} carries its states from batch to batch (stateful=True), "
+                "so the order, padding, evaluations and the number of replicas would change the "
+                "result. Set stateful=False, and give each example its whole sequence."
+            )
         if isinstance(layer, _OF_WHOLE_BATCHES):
             raise ConfigError(
                 f"The layer {layer.name!r} ({type(layer).__name__}) computes a row from all rows "
@@ -319,7 +325,7 @@ def warn_of_dense_updates(update: TrainStep) -> None:
                 logging.warning(
                     "Each update takes time for all %s rows of the table %s. Adagrad, and SGD "
                     "without momentum, update the rows of the batch alone, without weight_average "
-                    "and --shard_optimizer_state: see docs/large-embeddings.md.",
+                    "and shard_optimizer_state: see docs/large-embeddings.md.",
                     f"{variable.shape[0]:,}",
                     variable.path,
                 )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import keras
 import tensorflow as tf
 from absl import logging
 
@@ -23,9 +24,12 @@ from ddl.metrics import OfAllOutputs
 from ddl.metrics.of_all_outputs import checked_corpus_metrics
 from ddl.step.compiled import Compiler
 from ddl.step.loss import Loss
+from ddl.step.moving_statistics import restoring
 from ddl.step.state import TrainingState
 from ddl.step.sums import fixed_order_of_sums
 from ddl.step.weight_average import WeightAverages
+from ddl.tasks.parts import copies_of, layers_of
+from ddl.tasks.task import Task
 from ddl.training.asynchronous import BatchWorkers
 from ddl.training.prediction import Predictions, TracedByForm, forward, spec_of
 
@@ -246,8 +250,13 @@ class EvaluationWeights:
     An evaluation never changes the run.
     """
 
-    def __init__(self, averages: WeightAverages | None):
+    def __init__(self, averages: WeightAverages | None, task: Task):
         """Keeps the averages that the trainer keeps, if any; changes no variable."""
+        # A layer of the user's may write these whether it trains or not.
+        kind = keras.layers.BatchNormalization
+        moving = [layer for layer in layers_of(task) if not isinstance(layer, kind)]
+        every = [v.value for layer in moving for v in layer._non_trainable_variables]
+        self._written = [copy for variable in every for copy in copies_of(variable)]
         self._averages = averages
         self._blocks = 0
         self._restoring = ExitStack()
@@ -261,8 +270,12 @@ class EvaluationWeights:
         order: the last one that ends restores the values. Eager, cross-replica context, on all
         workers.
         """
-        if not self._blocks and averaged and self._averages is not None:
-            self._restoring.enter_context(self._averages.applied())
+        if not self._blocks:
+            with ExitStack() as stack:
+                stack.enter_context(restoring(self._written))
+                if averaged and self._averages is not None:
+                    stack.enter_context(self._averages.applied())
+                self._restoring = stack.pop_all()
         self._blocks += 1
         try:
             yield

@@ -269,6 +269,7 @@ class Predictions:
                 again.placing = placing_of(self._called, features)
                 outputs = self._called(features)
         rows = pipeline.global_batch_size // self._strategy.num_replicas_in_sync
+        outputs = tf.nest.map_structure(lambda values: _with_rows(values, rows), outputs)
         for one in tf.nest.flatten(outputs):
             shape = one.shape if tf.is_tensor(one) else tf.TensorShape([])
             if shape.rank == 0 or shape[0] != rows or not shape.is_fully_defined():
@@ -323,6 +324,12 @@ class Predictions:
 def _joined(every: Sequence[Any]) -> Any:
     """Returns structures of arrays [b, …] as one structure of arrays [n, …]."""
     return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *every)
+
+
+def _with_rows(values: Any, rows: int) -> Any:
+    """Returns a tensor whose number of rows a layer, such as TextVectorization, has lost."""
+    lost = tf.is_tensor(values) and values.shape.rank and values.shape[0] is None
+    return tf.ensure_shape(values, [rows, *values.shape[1:]]) if lost else values
 
 
 def _refuse(tensors: list[tf.Tensor], current: Microbatch) -> Gathered:

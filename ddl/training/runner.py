@@ -110,7 +110,7 @@ class LoopRunner:
         else:
             self.loop = TrainingLoop(update, max_skipped_updates, self.stop)
         self.trained = TrainedVariables(update.task)
-        self.weights = EvaluationWeights(update.averages)
+        self.weights = EvaluationWeights(update.averages, update.task)
         self.last_read = 0
         self._has_run = self._is_busy = self._weight_seen = False
         self._update, self._workers, self._pace = update, workers, pace

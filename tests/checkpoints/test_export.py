@@ -36,6 +36,9 @@ class _Stub:
     def __init__(self, content: str):
         self.content = content
 
+    def __call__(self, x):
+        return x
+
     def save(self, path):
         path.write_text(self.content)
 

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import ddl
+from ddl.errors import ConfigError
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(64, 3)).astype("f4")
@@ -44,3 +45,123 @@ def test_metrics_count_all_classes_alike():
     found = trainer.train(1, progress=False)
     assert found["accuracy"] == pytest.approx(right, abs=1e-6)
     assert found["loss"] == pytest.approx((loss * weight).sum() / weight.sum(), rel=1e-5)
+
+
+def test_ctc_is_trained_and_evaluated():
+    outputs, labels = RANDOM.normal(size=(16, 6, 4)).astype("f4"), RANDOM.integers(1, 4, (16, 2))
+    model = keras.Sequential([keras.Input((6, 4)), keras.layers.Dense(4)])
+    right = float(np.mean(keras.losses.ctc(labels, model(outputs))))
+    task = ddl.Supervised(model, keras.losses.CTC(reduction=None))
+    data = (outputs, labels)
+    trainer = ddl.Trainer(task, "sgd", data, eval_data=data, global_batch_size=8)
+    assert trainer.evaluate()["loss"] == pytest.approx(right, rel=1e-5)
+    assert np.isfinite(trainer.train(2, progress=False)["loss"])
+
+
+class Repeated(keras.Model):
+    """A subclassed model that looks up words, with a recurrent layer and the table as output."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.ids = keras.layers.TextVectorization(output_sequence_length=3, vocabulary=["a", "b"])
+        self.table = keras.layers.Embedding(4, 4)
+        self.recurrent = keras.layers.GRU(4, return_sequences=True)
+
+    def call(self, words, training=False):
+        vectors = self.recurrent(self.table(self.ids(words)), training=training)
+        return keras.ops.matmul(vectors, keras.ops.transpose(self.table.embeddings))
+
+
+def test_a_look_up_on_replicas_exports_without_warnings(caplog, monkeypatch, tmp_path):
+    monkeypatch.setattr(tf.get_logger(), "propagate", True)
+    words = np.array([*map(" ".join, RANDOM.choice(["a", "b", "c"], (16, 3)))], object)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
+    with strategy.scope():
+        task = ddl.Supervised(Repeated(), loss)
+        data, options = (words, RANDOM.integers(0, 3, (16, 3))), {"accumulation_steps": 2}
+        trainer = ddl.Trainer(task, "sgd", data, eval_data=data, global_batch_size=8, **options)
+    trainer.train(1, progress=False)
+    trainer.evaluate()
+    assert [record.message for record in caplog.records if "tensorflow" in record.name] == []
+    ddl.export(trainer, tmp_path / "export")
+    custom = {"Repeated": Repeated}
+    exported = keras.models.load_model(tmp_path / "export" / "model.keras", custom_objects=custom)
+    right = exported(tf.constant(words[:2].tolist()))
+    np.testing.assert_allclose(trainer.predict(words[:2]), right, rtol=1e-5, atol=1e-7)
+
+
+class Counting(keras.layers.Layer):
+    def build(self, _):
+        self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def call(self, x):
+        self.calls.assign_add(1.0)
+        return x * self.calls
+
+
+def test_an_evaluation_leaves_what_a_layer_counts():
+    model = keras.Sequential([keras.Input((3,)), Counting(), keras.layers.Dense(1)])
+    task = ddl.Supervised(model, "mse")
+    trainer = ddl.Trainer(task, "sgd", (X, Y), eval_data=(X, Y), global_batch_size=16)
+    trainer.train(3, progress=False)
+    trainer.evaluate()
+    trainer.predict(X)
+    assert model.layers[0].calls == 3
+
+
+def recurrent(rows, stateful=False):
+    layers = [keras.layers.GRU(2, stateful=stateful), keras.layers.Dense(1)]
+    return keras.Sequential([keras.Input(batch_shape=(rows, 3, 2)), *layers])
+
+
+def test_a_fixed_batch_size_trains():
+    series = RANDOM.normal(size=(16, 3, 2)).astype("f4")
+    losses = []
+    for rows in (8, None):
+        keras.utils.set_random_seed(0)
+        task = ddl.Supervised(recurrent(rows), "mse")
+        trainer = ddl.Trainer(task, "sgd", (series, Y[:16]), global_batch_size=8)
+        losses.append(trainer.train(3, progress=False)["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def test_states_from_batch_to_batch_are_refused():
+    series = RANDOM.normal(size=(16, 3, 2)).astype("f4")
+    task = ddl.Supervised(recurrent(8, stateful=True), "mse")
+    with pytest.raises(ConfigError, match="'gru.*stateful=True.* Set stateful=False"):
+        ddl.Trainer(task, "sgd", (series, Y[:16]), global_batch_size=8)
+
+
+def test_weights_of_classes_in_the_data_weigh_metrics():
+    """As in Keras's weighted_metrics."""
+    labels = RANDOM.integers(0, 3, 64)
+    weight = np.array([5.0, 1.0, 1.0], "f4")[labels]
+    model = dense(3, activation="softmax")
+    hit = np.argmax(model(X), -1) == labels
+    task = ddl.Supervised(model, "sparse_categorical_crossentropy", metrics=["accuracy"])
+    trainer = ddl.Trainer(task, "sgd", (X, labels, weight), global_batch_size=64)
+    right = (hit * weight).sum() / weight.sum()
+    assert trainer.train(1, progress=False)["accuracy"] == pytest.approx(right, abs=1e-6)
+
+
+class Flipping(keras.Model):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.flip, self.dense = keras.layers.RandomFlip(), keras.layers.Dense(1)
+
+    def call(self, images):
+        return self.dense(keras.ops.reshape(self.flip(images), (-1, 16)))
+
+
+def test_a_saved_model_does_not_augment(tmp_path):
+    """Keras's own export serves layers such as RandomFlip as in training."""
+    images = RANDOM.random((16, 4, 4, 1)).astype("f4")
+    layers = [keras.layers.RandomFlip(), keras.layers.Flatten(), keras.layers.Dense(1)]
+    for model in (Flipping(), keras.Sequential([keras.Input((4, 4, 1)), *layers])):
+        task = ddl.Supervised(model, "mse")
+        trainer = ddl.Trainer(task, "sgd", (images, Y[:16]), global_batch_size=8)
+        ddl.export(trainer, tmp_path)
+        exported = tf.saved_model.load(tmp_path / "saved_model")
+        served = exported.serve(images)
+        np.testing.assert_allclose(served, trainer.predict(images), rtol=1e-5, atol=1e-6)
