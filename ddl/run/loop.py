@@ -147,12 +147,12 @@ class Run:
         A trainer that saved or restored this checkpoint last is kept as it is: a learning rate that
         was assigned since then takes effect, as it does without files.
         """
-        trainer, saved, restores = self.trainer, None, self.trainer.restores
+        trainer, saved, before = self.trainer, None, self.trainer.state
         if self._checkpoints is not None:
             saved = self._checkpoints.restore_latest(keeps=True)
         if saved is None and trainer.step == 0:
             warm_start(trainer, self.plan, self.console)
-        elif saved is not None and trainer.restores == restores:
+        elif saved is not None and trainer.state is before:
             self.console.line(f"Continuing at step {trainer.step:,}, which the trainer saved.")
         elif saved is not None:
             rates = ", ".join(f"{name} {rate:.6g}" for name, rate in trainer.learning_rates.items())
