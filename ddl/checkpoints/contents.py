@@ -13,7 +13,6 @@ import tensorflow as tf
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.optimizers.groups import by_name
-from ddl.optimizers.plateau import plateau_of
 from ddl.step.sharding import copied_share, gathered
 from ddl.tasks.parts import attributes_of, copies_of, layers_of, models_of
 from ddl.training.trainer import Trainer
@@ -65,8 +64,6 @@ def values_of(trainer: Trainer, callbacks: Sequence[object] = ()) -> list[Value]
     found: dict[str, list[tuple[str, tf.Variable]]] = {"model": [], "averages": [], "optimizer": []}
     for name, optimizer in by_name(trainer.optimizer).items():
         found["optimizer"] += [(f"{name}/{v.path}", v.value) for v in optimizer.variables]
-        if (plateau := plateau_of(optimizer)) is not None:
-            found["optimizer"] += [(f"{name}/{key}", v) for key, v in plateau.state.items()]
     if trainer.averages is not None:
         found["averages"] = [(_name(average), average) for average in trainer.averages.variables]
     seen = {id(variable) for part in found.values() for _, variable in part}

@@ -3,7 +3,7 @@
 Small arrays lie on the devices, so that a step gathers its batch there.
 Few dtypes can be gathered on every device: TensorFlow has no GPU kernel for bytes, and keeps int32
 in host memory even for operations on a GPU. Each step would copy a whole array of such a dtype
-between host and device. Such arrays are stored in a wider dtype, and cast in the step.
+between host and device. Such arrays are packed into a dtype that can be gathered.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -21,11 +21,8 @@ from ddl.microbatch import is_compiled
 _RESIDENT_UP_TO_BYTES = 256 << 20
 """Small compared to the memory of any accelerator, and larger than CIFAR-10 (154 MB)."""
 
-_GATHERED_AS = {
-    **{"int8": "float16", "uint8": "float16", "int16": "float32", "uint16": "float32"},
-    **{"int32": "int64", "uint32": "int64", "uint64": "int64"},
-}
-"""Dtypes that hold the values of others, and that TensorFlow gathers on GPUs."""
+_WIDENED = ("int32", "uint32")
+_IN_WORDS = ("int8", "uint8", "int16", "uint16", "uint64")
 
 
 class Batch(NamedTuple):
@@ -63,15 +60,25 @@ def static_slice(rows: tf.Tensor, first: tf.Tensor | int, size: int) -> tf.Tenso
 
 
 def packed(array: np.ndarray, for_gpus: bool) -> np.ndarray:
-    """Returns an array [n, …] in a dtype that can be gathered on its device.
+    """Packs an array for a device.
 
     Args:
       array: Examples [n, …].
-      for_gpus: Whether GPUs gather from it.
+      for_gpus: Whether GPUs gather from it. There int32 would be kept in host memory. So would no
+        words of float32, but a check for NaN (tf.debugging.enable_check_numerics) would find NaN
+        among the integers in them.
+
+    Returns:
+      The array itself; or int64 [n, …]; or words that hold its rows, int64 [n, words].
     """
     array = taken_by_tensorflow(array)
-    dtype = _GATHERED_AS.get(array.dtype.name, array.dtype) if for_gpus else array.dtype
-    return array.astype(dtype, copy=False)
+    if for_gpus and array.dtype.name in _WIDENED:
+        return array.astype(np.int64)
+    if not for_gpus or array.dtype.name not in _IN_WORDS:
+        return array
+    rows = array.reshape(len(array), -1)
+    missing = -rows.shape[1] % (8 // array.dtype.itemsize)
+    return np.ascontiguousarray(np.pad(rows, [(0, 0), (0, missing)])).view(np.int64)
 
 
 def are_resident(source: Any, wanted: bool | Literal["auto"]) -> bool:
@@ -124,7 +131,17 @@ def gather(
     Returns:
       Features [b, …] of the source's dtypes.
     """
-    return {n: tf.cast(tf.gather(arrays[n], indices), one.dtype) for n, one in spec.items()}
+    return {name: _unpacked(tf.gather(arrays[name], indices), spec[name]) for name in spec}
+
+
+def _unpacked(rows: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
+    if rows.dtype == spec.dtype or spec.dtype.name in _WIDENED:
+        return tf.cast(rows, spec.dtype)
+    values = tf.reshape(tf.bitcast(rows, spec.dtype), [rows.shape[0], -1])
+    size = spec.shape.num_elements()
+    if values.shape[1] != size:  # the last word is not full
+        values = values[:, :size]
+    return tf.reshape(values, [rows.shape[0], *spec.shape])
 
 
 def on_each_replica(strategy: tf.distribute.Strategy, values: Any) -> Any:

@@ -73,8 +73,7 @@ class LearningRate(Schedule):
             explicit boundaries, where the choice is easily overlooked.
 
         Raises:
-          ConfigError: If a number is out of range or missing, a choice is unknown, or `schedule`
-            is a `ReduceOnPlateau`.
+          ConfigError: If a number is out of range or missing, or a choice is unknown.
         """
         check_choice("LearningRate.scaling", scaling or "none", get_args(ScalingRule))
         begins = schedule_begins or "after_warmup"
@@ -93,11 +92,6 @@ class LearningRate(Schedule):
             raise ConfigError(
                 "LearningRate.warmup_start, a fraction of the peak rate, must be at least 0, got "
                 f"{warmup_start}. Set the macro WARMUP_START to 0.0 to begin at rate 0."
-            )
-        if hasattr(schedule, "observe"):
-            raise ConfigError(
-                "ReduceOnPlateau must wrap LearningRate, but it was passed as "
-                "LearningRate.schedule. Pass the LearningRate to ReduceOnPlateau instead."
             )
         boundaries = getattr(schedule, "boundaries", None)
         if schedule_begins is None and boundaries is not None and warmup_steps:

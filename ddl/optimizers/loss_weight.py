@@ -35,11 +35,10 @@ class LossWeight:
           schedule: A learning rate schedule of Keras or ddl, whose rate is the weight, or a number.
 
         Raises:
-          ConfigError: If it is something else, or a `ReduceOnPlateau`, which follows an optimizer.
+          ConfigError: If it is something else.
         """
         is_number = isinstance(schedule, int | float) and math.isfinite(schedule)
-        of_step = isinstance(schedule, LearningRateSchedule) and not hasattr(schedule, "observe")
-        if not (is_number or of_step):
+        if not (is_number or isinstance(schedule, LearningRateSchedule)):
             raise ConfigError(
                 "LossWeight.schedule must be a number or a schedule of the step, such as "
                 f"PolynomialDecay, got {schedule!r:.80}. In gin, write @PolynomialDecay(), with "

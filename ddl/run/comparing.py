@@ -21,7 +21,6 @@ from ddl.config.statements import read_values
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.optimizers.groups import by_name
-from ddl.optimizers.plateau import plateaus_of
 from ddl.run.directory import RunDirectory
 from ddl.training.trainer import Trainer
 
@@ -88,7 +87,7 @@ def compare_with_saved_config(
 
     Args:
       directory: The directory of the run.
-      trainer: The built trainer. With a `ReduceOnPlateau`, `RunPlan.eval_every` may not change.
+      trainer: The built trainer.
       report: Called with a note if the number of microbatches changed and the model depends on it.
 
     Raises:
@@ -97,8 +96,7 @@ def compare_with_saved_config(
     saved = directory.saved_config() or ""
     with naming(str(directory.operative_config)):
         changes = _differences(read_values(saved), read_values(config.operative_config_text()))
-    kept = {"RunPlan.eval_every"} if plateaus_of(trainer.optimizer) else set()
-    _refuse(directory, [x for n, x in changes.items() if n in kept or not _may_change(n)])
+    _refuse(directory, [change for name, change in changes.items() if not _may_change(name)])
     if _MICROBATCHES in changes and trainer.normalizes:
         report(
             f"{changes[_MICROBATCHES]}. This model computes statistics or draws random numbers per "

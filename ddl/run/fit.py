@@ -114,7 +114,7 @@ def fit(
     if model_dir is None and needs:
         what = "restore_best, profile, on_divergence='rewind' and retention.every"
         raise ConfigError(f"{what} need a directory: pass model_dir.")
-    run_plan.check(trainer, trainer.has_eval_data)
+    run_plan.check(trainer)
     workers = Workers(trainer.strategy)
     console = RunConsole(shows=progress and workers.is_chief)
     files, compare, opened = None, None, None

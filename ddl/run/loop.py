@@ -13,10 +13,7 @@ import tensorflow as tf
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, ModelDirectoryError, TrainingDiverged, TrainingInterrupted
 from ddl.figures import EXAMPLES_PER_SECOND, LOSS_SCALE, REWINDS, SKIPPED_UPDATES, is_measured
-from ddl.optimizers.groups import ONLY, by_name, frozen_until
-from ddl.optimizers.learning_rate import learning_rate_at
 from ddl.optimizers.loss_weight import loss_weights
-from ddl.optimizers.plateau import plateaus_of
 from ddl.run import callbacks
 from ddl.run.plan import Files, RunPlan
 from ddl.run.trackers import TrackerWriter
@@ -246,28 +243,11 @@ class Run:
         if not math.isfinite(figures["loss"]):
             what = f"Training diverged by step {step:,}: the loss of the evaluation is not finite"
             raise TrainingDiverged(f"{what}. Lower the learning rate, or clip the gradient.")
-        if step % (self.plan.eval_every or 1) == 0:  # else due only to the end of the run
-            self._reduce_rates(step, figures)
-            if step < self._total and self._reason_to_end():
-                self.trainer.request_stop()
+        if step < self._total and self._reason_to_end():
+            self.trainer.request_stop()
         self._evaluated = (step, figures)
         for callback in self.plan.of(callbacks.AfterEvaluation):
             self.call(callback, "eval", figures)
-
-    def _reduce_rates(self, step: int, figures: Mapping[str, float]) -> None:
-        """Passes the metrics to the plateaus, and prints each reduction of a learning rate."""
-        optimizers, frozen = self.trainer.optimizer, frozen_until(self.trainer.optimizer)
-        for name, plateau in plateaus_of(optimizers).items():
-            if step <= frozen[name] and frozen[name]:
-                continue
-            # All workers use the chief's value: their own could differ in the last bit.
-            value = self._workers.broadcast_float(figures[plateau.metric])
-            optimizer = by_name(optimizers)[name]
-            made = int(optimizer.iterations.numpy())  # an own step may update more or less often
-            if plateau.observe(made, value):
-                rate, of = learning_rate_at(optimizer, made), f" of {name}" if name != ONLY else ""
-                what = f"Step {step:,}: {plateau.metric} {value:.6g} does not improve"
-                self.console.line(f"{what}. The learning rate{of} is reduced to {rate:.6g}.")
 
     def _call_every(self, callback: callbacks.Callback, step: int) -> None:
         self.call(callback)

@@ -23,7 +23,6 @@ from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.communication import Communication
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, check_choice
-from ddl.optimizers.plateau import plateaus_of
 from ddl.optimizers.schedules import epochs_to_steps
 from ddl.run.callbacks import AfterEvaluation, Callback, EarlyStopping, checked_callbacks
 from ddl.run.directory import RunDirectory
@@ -117,12 +116,11 @@ class RunPlan:
             )
         return epochs_to_steps(self.train_epochs, steps_per_epoch)
 
-    def check(self, trainer: Trainer, evaluates: bool) -> None:
+    def check(self, trainer: Trainer) -> None:
         """Checks that the run is possible with the trainer.
 
         Args:
           trainer: The trainer.
-          evaluates: Whether the run evaluates.
 
         Raises:
           ConfigError: If something needs evaluations, or a metric that they do not report.
@@ -136,13 +134,6 @@ class RunPlan:
                 "EVAL_EVERY and AfterEvaluation need data to evaluate on. Bind Trainer.eval_data, "
                 "or set EVAL_EVERY = None and leave the callback out."
             )
-        for plateau in plateaus_of(trainer.optimizer).values():
-            check_metric("ReduceOnPlateau.metric", plateau.metric, trainer)
-            if not evaluates or self.eval_every is None:
-                raise ConfigError(
-                    "ReduceOnPlateau needs evaluations during training, got EVAL_EVERY = "
-                    f"{self.eval_every}. Set it, and pass --mode=train_and_eval."
-                )
 
 
 def check_metric(parameter: str, metric: str | None, trainer: Trainer) -> None:

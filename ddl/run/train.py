@@ -18,7 +18,6 @@ from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, DdlError
 from ddl.optimizers.groups import ONLY, by_name, frozen_until
 from ddl.optimizers.learning_rate import LearningRate, learning_rate_at
-from ddl.optimizers.plateau import plateau_of
 from ddl.run.callbacks import AfterEvaluation, AfterSave, Every
 from ddl.run.comparing import check_same_on_all, compare_with_saved_config
 from ddl.run.directory import RunDirectory
@@ -87,7 +86,7 @@ def run(
     total = run_plan.total_steps(trainer.steps_per_epoch)
     dropped = config.check_all_used(allow_unused)
     if trains:
-        run_plan.check(trainer, evaluates)
+        run_plan.check(trainer)
         check_profile(profile, total)
     if mode == "predict":
         if predictions is None:
@@ -250,8 +249,7 @@ def _learning_rates(trainer: Trainer, total: int) -> dict[str, str]:
 
 def _learning_rate(optimizer: keras.optimizers.Optimizer, steps: int) -> dict[str, str]:
     """Describes a learning rate over a run; refuses one that is unusable at a sampled step."""
-    plateau = plateau_of(optimizer)
-    schedule = plateau.schedule if plateau else optimizer._learning_rate
+    schedule = optimizer._learning_rate
     sampled = {round(place * max(steps - 1, 0) / 20) for place in range(21)}
     description = {}
     if isinstance(schedule, LearningRate):
@@ -262,8 +260,6 @@ def _learning_rate(optimizer: keras.optimizers.Optimizer, steps: int) -> dict[st
             )
         sampled.add(schedule.warmup_steps)
         description = schedule.description()
-    if plateau is not None:
-        description["on a plateau"] = plateau.description()
     rates = {step: learning_rate_at(optimizer, step) for step in sorted(sampled)}
     peak, last = max(rates.values()), rates[max(steps - 1, 0)]
     for step, rate in rates.items():

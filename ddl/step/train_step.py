@@ -105,12 +105,12 @@ class TrainStep:
 
     @property
     def changing_fields(self) -> list[str]:
-        """Names of the state's fields that an update may change."""
-        names = ["step", "batches", "sums", "diverged_for"]
+        """Names of the state's fields that a loop carries; without a loss scale, `step` follows."""
+        names = ["batches", "sums", "diverged_for"]
         if any(clip is not None for clip in self.clips.values()):
             names.append("gradient_norms")
         if self.loss_scale is not None:
-            names += ["skipped_in_a_row", "loss_scale", "finite_updates"]
+            names += ["step", "skipped_in_a_row", "loss_scale", "finite_updates"]
         return names
 
     @fixed_order_of_sums()

@@ -136,7 +136,9 @@ class Classification(Supervised):
         if one_hot:
             classes = tf.argmax(tf.cast(labels, tf.float32), -1)
         loss = head.loss(labels, outputs)
-        metrics: dict[str, Any] = {"accuracy": accuracy(classes, outputs)}
+        is_plain = head.loss == self._cross_entropy and not one_hot and not self._label_smoothing
+        right = accuracy(classes, outputs, loss if is_plain else None)
+        metrics: dict[str, Any] = {"accuracy": right}
         if self._top_k is not None:
             metrics[f"top_{self._top_k}_accuracy"] = top_k_accuracy(classes, outputs, self._top_k)
         if head.metrics:
@@ -279,7 +281,7 @@ class MultiLabel(Supervised):
         checks.check_range(source, head.label, 2, "Labels of MultiLabel", self._remedy)
 
 
-def accuracy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+def accuracy(labels: tf.Tensor, logits: tf.Tensor, loss: tf.Tensor | None = None) -> tf.Tensor:
     """Returns 1.0 where the largest logit is the label's, else 0.0.
 
     Ties go to the first class. A row with a NaN counts as wrong.
@@ -287,13 +289,16 @@ def accuracy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     Args:
       labels: integer [batch, …].
       logits: float [batch, …, classes].
+      loss: Their cross-entropy, [batch, …], which is NaN where a row has a NaN or +∞; it takes a
+        reduction less than looking at all logits.
 
     Returns:
       float32 [batch, …].
     """
     is_right = tf.equal(tf.argmax(logits, axis=-1), tf.cast(labels, tf.int64))
-    is_nan = tf.reduce_any(tf.math.is_nan(logits), axis=-1)
-    return tf.cast(is_right & ~is_nan, tf.float32)
+    is_nan = tf.math.is_nan(logits if loss is None else loss)
+    is_nan = is_nan if loss is not None else tf.reduce_any(is_nan, axis=-1)
+    return tf.where(is_nan, tf.zeros([]), tf.cast(is_right, tf.float32))
 
 
 def top_k_accuracy(labels: tf.Tensor, logits: tf.Tensor, k: int) -> tf.Tensor:

@@ -271,8 +271,13 @@ class TrainingLoop:
             end_place = place + tf.cast(tf.minimum(left, _ENDLESS), tf.int32)
         until = start.batches + left
 
+        def state_of(carried: Carried) -> TrainingState:
+            # A counter less in the loop: without a loss scale, each batch is a step.
+            step = carried.get("step", carried["batches"] + (start.step - start.batches))
+            return start._replace(**{**carried, "step": step})
+
         def updated(carried: Carried, ahead: Any, place: tf.Tensor) -> TrainingState:
-            state = start._replace(**carried)
+            state = state_of(carried)
             batches = ahead or self._batches(iterators, table, state.batches, place)
             return self._update(batches, state)
 
@@ -316,7 +321,7 @@ class TrainingLoop:
             carried = one_by_one()
         else:
             carried = compiler.whole(lambda: repeated(piece, (), _AT_ONCE), one_by_one)
-        return start._replace(**carried).after_loop(before)
+        return state_of(carried).after_loop(before)
 
     def _carried(self, state: TrainingState) -> Carried:
         """Returns the fields that change: each loop variable costs three operations per update."""

@@ -145,3 +145,32 @@ def test_a_run_that_failed_or_was_stopped_resumes_to_the_same_bits(straight, tmp
     ddl.fit(trainer, tmp_path, **options)
     assert_close(values(trainer), straight.values)
     assert lines(tmp_path) == straight.lines
+
+
+class Counting:
+    """A task whose weights count how often each example was seen."""
+
+    def __init__(self):
+        self.model = keras.Sequential([keras.Input((ROWS,)), keras.layers.Dense(1, use_bias=False)])
+
+    def per_example(self, features, training):
+        return ddl.PerExample(self.model(features["one_hot"], training=training)[:, 0])
+
+
+def test_an_epoch_sees_each_example_once_across_resumes(tmp_path):
+    def make():
+        rate, data = (lambda: keras.optimizers.SGD(4.0)), {"one_hot": np.eye(ROWS)}
+        options = {"global_batch_size": 4, "shuffle": True}
+        trainer = builders.make_trainer((Counting, rate), data, **options)
+        trainer.model.set_weights([np.zeros((ROWS, 1))])
+        return trainer
+
+    seen, trainers = {}, [make(), make()]
+    for steps, trainer in zip((3, 5, 8, 10), [*trainers, *trainers], strict=True):
+        ddl.fit(trainer, tmp_path, train_steps=steps, checkpoint_every=None, progress=False)
+        seen[steps] = -trainer.model.get_weights()[0][:, 0]
+    np.testing.assert_array_equal(seen[5], np.ones(ROWS))
+    np.testing.assert_array_equal(seen[10], np.full(ROWS, 2))
+    assert sorted(seen[3]) == [0] * 8 + [1] * 12
+    assert sorted(seen[8] - 1) == [0] * 8 + [1] * 12
+    assert (seen[3] != seen[8] - 1).any()  # each epoch has an order of its own

@@ -15,6 +15,7 @@ import tensorflow as tf
 import ddl
 from ddl import microbatch
 from ddl.precision import set_precision
+from ddl.random import batch_counter
 from tests.conftest import save
 from tests.gpu import reference
 from tests.gpu.places import Place
@@ -61,6 +62,38 @@ def _parity(place: Place, strategy: Strategy, precision: str, most: float) -> It
         ours = parity_cases.figures(trainer)
         for kind, difference in parity_cases.largest_differences(ours, expected).items():
             yield Finding(f"{name}: difference of {kind}", difference, most)
+
+
+def draws(place: Place, strategy: Strategy) -> Iterator[Finding]:
+    """Random numbers beside those of the CPU: to the bit but for normal ones, also in XLA."""
+
+    def drawn(device: str, jit_compile: bool) -> dict[str, np.ndarray]:
+        owner, shape = object(), [64, 1000]
+
+        @tf.function(jit_compile=jit_compile)
+        def numbers() -> dict[str, tf.Tensor]:
+            current = microbatch.Microbatch(
+                seed=5,
+                training=True,
+                counter=batch_counter(tf.constant(3, tf.int64)),
+                first_row=0,
+                rows=64,
+                placing={(0, call): 1 for call in range(2)},
+            )
+            with current.forward():
+                uniform = ddl.random.uniform(owner, shape)
+                return {"uniform numbers": uniform, "normal": ddl.random.normal(owner, shape)}
+
+        with tf.device(device):
+            return {name: value.numpy() for name, value in numbers().items()}
+
+    expected = drawn("CPU:0", False)
+    for how in ("not compiled", "compiled"):
+        for name, value in drawn(place.device, how == "compiled").items():
+            # A normal number has up to 5 as its size, and float32 there steps of 5e-7.
+            difference = float(np.max(np.abs(value - expected[name])))
+            most = 4e-6 if name == "normal" else 0.0
+            yield Finding(f"{name}, {how}: largest difference", difference, most)
 
 
 def resume(place: Place, strategy: Strategy) -> Iterator[Finding]:
@@ -172,7 +205,7 @@ def memory(place: Place, strategy: Strategy) -> Iterator[Finding]:
 
 CHECKS: dict[str, Callable[[Place, Strategy], Iterator[Finding]]] = {
     check.__name__: check
-    for check in (resume, overflow, snapshots, memory, parity_in_float32, parity_in_float64)
+    for check in (draws, resume, overflow, snapshots, memory, parity_in_float32, parity_in_float64)
 }
 """By name, in the order in which a process runs them: the longest last."""
 

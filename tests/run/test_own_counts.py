@@ -1,4 +1,4 @@
-"""Whole runs of a step whose optimizers count their own updates: schedules and plateaus."""
+"""Whole runs of a step whose optimizers count their own updates."""
 
 import keras
 import numpy as np
@@ -76,41 +76,28 @@ Trainer.task = @Counting()
 Trainer.train_data = @ones()
 Trainer.eval_data = @ones()
 Trainer.optimizer = {'often': @often/SGD(), 'seldom': @seldom/SGD()}
-often/SGD.learning_rate = @often/ReduceOnPlateau()
-often/ReduceOnPlateau.schedule = @often/LearningRate()
-often/ReduceOnPlateau.patience = 1
-often/ReduceOnPlateau.factor = 0.5
+often/SGD.learning_rate = @often/LearningRate()
 often/LearningRate.schedule = @ExponentialDecay()
 often/LearningRate.warmup_steps = 10
 ExponentialDecay.initial_learning_rate = 0.1
 ExponentialDecay.decay_steps = 1
 ExponentialDecay.decay_rate = 0.95
-seldom/SGD.learning_rate = @seldom/ReduceOnPlateau()
-seldom/ReduceOnPlateau.schedule = @StepDecay()
-seldom/ReduceOnPlateau.patience = 2
-seldom/ReduceOnPlateau.factor = 0.25
+seldom/SGD.learning_rate = @StepDecay()
 StepDecay.initial_learning_rate = 0.5
 StepDecay.boundaries = [3, 7]
 StepDecay.factor = 0.1
-ReduceOnPlateau.metric = 'loss'
 """
-
-# The steps after whose evaluations the rates fall: the first evaluation, at step 4, sets the best.
-OFTEN_REDUCED = (8, 12, 16, 20)
-SELDOM_REDUCED = (12, 20)
 
 
 def of_often(update):
     """The rate of an update of `often`, which makes three in a step."""
-    reductions = sum(update // 3 >= step for step in OFTEN_REDUCED)
     warm = min(update / 10, 1)
-    return 0.1 * warm * 0.95 ** max(update - 10, 0) * 0.5**reductions
+    return 0.1 * warm * 0.95 ** max(update - 10, 0)
 
 
 def of_seldom(update):
     """The rate of an update of `seldom`, which makes one in each odd step."""
-    reductions = sum(2 * update + 1 >= step for step in SELDOM_REDUCED)
-    return 0.5 * 0.1 ** sum(update >= boundary for boundary in (3, 7)) * 0.25**reductions
+    return 0.5 * 0.1 ** sum(update >= boundary for boundary in (3, 7))
 
 
 @pytest.fixture

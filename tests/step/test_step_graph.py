@@ -107,11 +107,11 @@ def test_an_update_changes_what_it_says(arguments):
         changed.update(f for f in fields if getattr(after, f) is not getattr(before, f))
 
     once.get_concrete_function(trained.state)
-    assert changed == set(update.changing_fields)
+    assert changed == {"step", *update.changing_fields}
 
 
 def test_no_sum_of_three_whose_order_is_by_chance():
-    """See `ddl.step.order_of_sums`: not between replicas, not in a norm, not in a gradient."""
+    """See `ddl.step.sums`: not between replicas, not in a norm, not in a gradient."""
     trained = trainer(make_strategy("mirrored", 4), clip_norm=1.0)
     graph = trained._runner.loop._concrete(trained.state).graph.as_graph_def()
     nodes = [n for function in graph.library.function for n in function.node_def]
