@@ -77,9 +77,10 @@ class RunPlan:
         object.__setattr__(self, "callbacks", checked_callbacks(self.callbacks))
         object.__setattr__(self, "trackers", checked_trackers(self.trackers))
         if (self.train_steps is None) == (self.train_epochs is None):
+            remedy = "Set one of them." if self.train_steps is None else "Set one of them to None."
             raise ConfigError(
-                "A run needs exactly one length, got TRAIN_STEPS = "
-                f"{self.train_steps} and TRAIN_EPOCHS = {self.train_epochs}. Set the other to None."
+                "A run needs a length, either train_steps or train_epochs, got TRAIN_STEPS = "
+                f"{self.train_steps} and TRAIN_EPOCHS = {self.train_epochs}. {remedy}"
             )
         for name in ("train_steps", "eval_every", "checkpoint_every", "log_every", "max_rewinds"):
             if getattr(self, name) is not None or name in ("log_every", "max_rewinds"):

@@ -269,12 +269,11 @@ class TrainingLoop:
             # Places in the table, int32, which stay on the host.
             place = tf.cast(start.batches - first, tf.int32)
             end_place = place + tf.cast(tf.minimum(left, _ENDLESS), tf.int32)
-        until = start.batches + left
+        until, ahead_by = start.batches + left, start.step - start.batches
 
         def state_of(carried: Carried) -> TrainingState:
             # A counter less in the loop: without a loss scale, each batch is a step.
-            step = carried.get("step", carried["batches"] + (start.step - start.batches))
-            return start._replace(**{**carried, "step": step})
+            return start._replace(**{"step": carried["batches"] + ahead_by, **carried})
 
         def updated(carried: Carried, ahead: Any, place: tf.Tensor) -> TrainingState:
             state = state_of(carried)
