@@ -27,7 +27,9 @@ def test_of_other_figures_nothing_is_guessed(metric):
 
 def test_what_the_config_says_counts():
     assert direction_of("accuracy", "min", "X.mode") == "min"
-    with pytest.raises(ConfigError, match="X.mode must be 'max' or 'min', got 'best'"):
+    with pytest.raises(
+        ConfigError, match="X.mode of 'accuracy' must be 'max' or 'min', got 'best'"
+    ):
         direction_of("accuracy", "best", "X.mode")
 
 

@@ -13,7 +13,7 @@ from ddl.errors import DataError, place_of, repeats
 # Texts of errors that the data cause: iterators name themselves, and kernels name the refused
 # value.
 _OF_DATA = re.compile(
-    r"with iterator: Iterator|\{\{node [^}]*Iterator|\[Op:Iterator|"
+    r"with iterator: Iterator|\[\[[^]]*Iterator|\[Op:Iterator|"
     r"MultiDeviceIteratorGetNextFromShard|Feature '|"
     r"Received a label value|\bindices\S* = (\] \[)?[^] ]+(\] \[)? is not in \["
 )

@@ -62,24 +62,24 @@ def on_two_replicas(steps_per_loop=None) -> ddl.Trainer:
 
 def test_one_trace_serves_all_loops():
     """All operations of a loop are in one graph: Python runs only while the graph is traced."""
-    trainer = make_trainer(make_strategy("mirrored", 2), steps_per_loop=10)
-    loops, traced = [], 0
-    per_example = trainer.task.per_example
+    traced = []
 
-    def counted(features, training):
-        nonlocal traced
-        # The check of row independence calls it eagerly, before the loop.
-        traced += training and not tf.executing_eagerly()
-        return per_example(features, training)
+    class Counted(ddl.Classification):
+        def per_example(self, features, training):
+            traced.append(training)
+            return super().per_example(features, training)
 
-    trainer.task.per_example = counted
+    loops = []
+    trainer = make_trainer(make_strategy("mirrored", 2), task=Counted, steps_per_loop=10)
+    assert traced.count(True) == 2  # the probes' of 8 and of 4 rows
     trainer.trace()
-    assert (trainer.step, trainer.trace_count, traced) == (0, 1, 2)  # once a replica
+    assert (trainer.step, trainer.trace_count) == (0, 1)
+    assert traced.count(True) == 2 + 2  # once a replica
     trainer.train(25, [loops.append])
     trainer.evaluate()
     trainer.train(15, [loops.append])
     assert loops == [10, 20, 25, 35, 40]
-    assert (trainer.trace_count, traced) == (1, 2)
+    assert (trainer.trace_count, traced.count(True)) == (1, 4)
 
 
 def test_neither_the_length_of_the_loops_nor_an_evaluation_changes_a_bit():
