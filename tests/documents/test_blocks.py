@@ -42,6 +42,10 @@ PROGRAMS = {
     "info_nce.py": (r"loss", {"train(100)": "train(2)"}),
     "items.py": (r"^1000 {'image': TensorSpec\(shape=\(1,\)", {}),
     "array_records.py": (r"^$", {}),
+    "plateau.py": (  # at such a rate the loss does not fall
+        r"the rate is now 1e-13",
+        {"SGD(0.5)": "SGD(1e-12)", "train_steps=300, eval_every=20": "train_steps=8, eval_every=2"},
+    ),
     "range_test.py": (r"suggested \S+; tested", {}),
     "averaged.py": (r"'accuracy'", {"train(200)": "train(2)"}),
     "split_items.py": (r"\(2, 1\)", {}),
