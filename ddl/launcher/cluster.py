@@ -27,8 +27,6 @@ _OBEYED = (0, _STOPPED, _LOST, -signal.SIGTERM)
 _STATUSES = [0, _STOPPED, _LOST, None, DdlError.exit_status, TrainingDiverged.exit_status]
 # Seconds between SIGTERM and SIGKILL for processes that must end.
 _GRACE_SECONDS = 10.0
-# Interval between reads of the output. A process's end or a signal wakes the launcher at once.
-_LOOK_SECONDS = 0.1
 
 
 class Cluster:
@@ -104,7 +102,7 @@ class Cluster:
                         self._judge(process)
                     process.show_output()
                 if time.monotonic() >= self._kill_at:
-                    self._kill_rest(f"it did not end within {_GRACE_SECONDS:g} s of SIGTERM")
+                    self._kill_rest(f"it did not end within {_GRACE_SECONDS:g} s")
         finally:
             for process in self._processes:
                 process.kill()
@@ -117,7 +115,8 @@ class Cluster:
         return [process for process in self._processes if process.status is None]
 
     def _answer_signal(self) -> None:
-        heard = signal.sigtimedwait(HEARD, _LOOK_SECONDS)
+        # Up to the next read of the output; a process's end or a signal wakes it at once.
+        heard = signal.sigtimedwait(HEARD, 0.1)
         # If the launcher was suspended past the timeout, the result holds no signal's number.
         number = 0 if heard is None else heard.si_signo
         stops = number in (signal.SIGTERM, signal.SIGINT)
@@ -146,8 +145,10 @@ class Cluster:
         self._statuses.append(status)
         if (died or task.kind == "chief") and not self._ending:
             self._ending, self._kill_at = True, time.monotonic() + _GRACE_SECONDS
-            for other in self._running():
-                other.send(signal.SIGTERM)
+            # Workers stop together: a signal could end one that has saved and is about to say so.
+            if self._has_servers or status != _STOPPED:
+                for other in self._running():
+                    other.send(signal.SIGTERM)
 
     def _is_consequence(self, task: ClusterTask, status: int) -> bool:
         """Returns whether the launcher, or a process that ended before, brought about this end."""

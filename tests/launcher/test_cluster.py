@@ -117,13 +117,20 @@ def test_one_that_ignores_sigterm_is_killed_after_the_grace(play, capsys):
     status, script = play(("worker 1", 3), on_signal={"worker 0": None})
     assert status == 3
     assert script.process("worker 0").received == [signal.SIGTERM, signal.SIGKILL]
-    assert "killed worker 0: it did not end within 10 s of SIGTERM." in capsys.readouterr().err
+    assert "killed worker 0: it did not end within 10 s." in capsys.readouterr().err
+
+
+def test_workers_that_stop_together_get_no_signal(play):
+    """A signal would end one that has saved before it says so."""
+    status, script = play(("worker 1", 75), signal.SIGQUIT, ("worker 0", 75))
+    assert status == 75
+    assert signal.SIGTERM not in script.process("worker 0").received
 
 
 # ------------------------------------------------------------ restarts
 
 
-@pytest.mark.parametrize("status", [KILLED, -signal.SIGTERM, 3, 70, 75, 77])
+@pytest.mark.parametrize("status", [KILLED, -signal.SIGTERM, 3, 70, 77])
 def test_a_restart_and_all_is_well(play, capsys, status):
     again = ("worker 0", 0), ("worker 1", 0)
     ended, script = play(("worker 1", status), *[signal.SIGQUIT] * 3, *again, max_restarts=3)
