@@ -206,11 +206,6 @@ STRATEGIES = [
 KINDS = [("one_device", 1), ("mirrored", 4), ("central_storage", 2)]
 
 
-# One of each kind, for tests in which the number of replicas does not matter: tracing takes time in
-# proportion to it.
-KINDS_ON_TWO = [("one_device", 1), ("mirrored", 2), ("central_storage", 2)]
-
-
 def name_of(case: tuple[str, int]) -> str:
     return f"{case[0]}-{case[1]}"
 
@@ -223,8 +218,6 @@ def strategy(request) -> tf.distribute.Strategy:
 
 # For tests that trace little, or stand for their module.
 for_every_strategy = pytest.mark.parametrize("strategy", STRATEGIES, indirect=True, ids=name_of)
-
-for_each_kind_on_two = pytest.mark.parametrize("strategy", KINDS_ON_TWO, indirect=True, ids=name_of)
 
 
 @pytest.fixture

@@ -263,7 +263,6 @@ class Regression(Supervised):
         model: keras.Model,
         *,
         loss: Literal["squared", "absolute", "huber"] = "squared",
-        huber_delta: float = 1.0,
         **names: Any,
     ):
         """Initializes the task.
@@ -271,19 +270,16 @@ class Regression(Supervised):
         Args:
           model: Maps inputs [batch, …] to outputs [batch, …]; a model with several inputs gets a
             dict of the features.
-          loss: "squared", "absolute", or "huber": squared up to an error of `huber_delta`, linear
-            beyond (Huber 1964, "Robust Estimation of a Location Parameter").
-          huber_delta: See `loss`.
+          loss: "squared", "absolute", or "huber": squared up to an error of 1, linear beyond (Huber
+            1964, "Robust Estimation of a Location Parameter"; `Supervised` takes others).
           names: `input_name` and `label_name`, as of `Supervised`.
 
         Raises:
-          ConfigError: If the model is none, `loss` is unknown, or `huber_delta` is not positive.
+          ConfigError: If the model is none, or `loss` is unknown.
         """
         check_choice("Regression.loss", loss, ("squared", "absolute", "huber"))
-        if not huber_delta > 0:
-            raise ConfigError(f"Regression.huber_delta must be above 0, got {huber_delta}.")
         rmse = KerasMetric("RootMeanSquaredError", {"name": "root_mean_squared_error"})
-        huber = keras.losses.Huber(huber_delta, reduction=None)
+        huber = keras.losses.Huber(reduction=None)
         function = {"squared": "mse", "absolute": "mae", "huber": huber}[loss]
         metrics: list[Any] = ["mean_absolute_error", "mean_squared_error", rmse]
         if len(checks.output_shape(model) or ()) < 2:

@@ -2,13 +2,11 @@
 
 import math
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from keras.optimizers import schedules
 
-import ddl
 from ddl.errors import ConfigError
 from ddl.optimizers.learning_rate import LearningRate
 from ddl.optimizers.schedules import OneCycle, ReciprocalSquareRoot, StepDecay
@@ -106,22 +104,3 @@ def test_warm_up_is_its_closed_form(name, begins):
 def test_refuses(arguments, message):
     with pytest.raises(ConfigError, match=message):
         LearningRate(**{"schedule": 0.1} | arguments)
-
-
-def constant_gradient(optimizer, strategy, **arguments):
-    """A trainer whose gradient is 1 at every update, and its one weight."""
-    with strategy.scope():
-        model = keras.Sequential(
-            [keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")]
-        )
-
-        class Task:
-            def __init__(self):
-                self.model = model
-
-            def per_example(self, features, training):
-                return ddl.PerExample(loss=model(features["x"], training=training)[:, 0])
-
-        data = {"x": np.ones((64, 1), keras.config.floatx())}
-        trainer = ddl.Trainer(Task(), optimizer(), data, global_batch_size=8, **arguments)
-    return trainer, model.trainable_variables[0]

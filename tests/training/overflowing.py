@@ -7,11 +7,6 @@ import ddl
 from ddl import microbatch
 
 
-def second_batch_on(replica):
-    """Returns the schedule of one overflow: in batch 1, on the replica."""
-    return lambda batch: tf.where(tf.equal(batch, 1), replica, -1)
-
-
 class Overflowing(ddl.Classification):
     """A task whose loss is infinite on the replica that a schedule gives for the batch.
 

@@ -85,11 +85,6 @@ def assert_close(one, other, atol=1e-10):
         np.testing.assert_allclose(a, b, rtol=0, atol=atol)
 
 
-def memory_of(value) -> np.ndarray:
-    """The memory of a tensor, or of a variable's present value, without a copy."""
-    return np.asarray(memoryview(tf.convert_to_tensor(value)))
-
-
 def slot_bytes(trainer) -> list[int]:
     """The bytes of the slots on each replica of this process."""
     slots = [v.value for v in trainer.optimizer.variables if v.value.shape.rank]
