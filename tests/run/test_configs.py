@@ -29,7 +29,6 @@ SET = (
 SMALL = {
     "cifar10_": ["IMAGE_SHAPE = (8, 8, 3)"],
     "cifar10_mlp": ["mlp.hidden_units = (64, 32)"],
-    "cifar10_resnet18": ["BLOCKS = (1,)", "resnet.width = 4"],
     "fashion_mnist_": ["IMAGE_SHAPE = (8, 8, 1)"],
     "mnist_": ["IMAGE_SHAPE = (8, 8, 1)"],
     "play_": ["LENGTH = 8"],
@@ -85,14 +84,13 @@ def test_each_task_has_a_config():
 # Those whose step is traced, and on how many replicas: one of each task and kind of model.
 # tests/run/test_train.py runs the regularized config on two replicas.
 TRACED = {
-    "digits_cnn_lars.gin": 1,
     "digits_mlp.gin": 2,
     "large_table.gin": 1,
     "penguins_body_mass.gin": 1,
     "penguins_sex.gin": 1,
     "play_bert.gin": 1,
     "play_gpt.gin": 1,
-    "resnet50_imagenet_mlperf.gin": 1,
+    "resnet50_imagenet_lars_32k.gin": 1,
 }
 
 
