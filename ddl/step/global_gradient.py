@@ -26,7 +26,7 @@ from ddl.step import gradients as gradient_path
 from ddl.step.compiled import Compiler
 from ddl.step.gradients import Variables, check_same_shapes
 from ddl.step.loss import Loss
-from ddl.step.moving_statistics import Statistics
+from ddl.step.moving_statistics import average_over_replicas
 from ddl.step.overflow import all_finite
 from ddl.step.rows import dense_if_compiled, gradient_sums
 from ddl.step.sharding import InShares, Sharding
@@ -76,7 +76,7 @@ class GlobalGradient:
     pipelines: Mapping[str, BatchPipeline]
     all_reduce: AllReduce
     scales: bool
-    moved_alone: Statistics | None
+    moved_alone: Sequence[tf.Variable] | None
     complete: Variables
     remat: Mapping[int, str] | None
     by_rows: Container[int]
@@ -193,7 +193,7 @@ class GlobalGradient:
         if self.microbatches > 1:  # the loop's tensors have no device: reduce would not pack them
             summed = self.strategy.run(tf.nest.map_structure, args=(tf.identity, summed))
         if self.moved_alone is not None:
-            self.moved_alone.average()
+            average_over_replicas(self.moved_alone, self.strategy)
         return summed
 
     @property

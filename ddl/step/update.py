@@ -57,8 +57,8 @@ class Update:
         """
         self._engine, self._state, self._batches = engine, state, batches
         self._task, self._where = engine.task, f"{type(engine.task).__name__}.step"
-        self._strategy: tf.distribute.Strategy = engine.strategy
         self._plan, self._gradient = engine.plan, engine.gradient
+        self._strategy: tf.distribute.Strategy = engine.gradient.strategy
         self.results: dict[str, tf.Tensor] = {}
         self.taken, self.used = dict.fromkeys(batches, 1), set[str]()
         self.applied: list[tuple[str, Sequence[keras.Variable], bool]] = []
@@ -66,7 +66,7 @@ class Update:
         self._functions: dict[str, Any] = {}
         self._passes, self._moved, self._in_branch = 0, set[int](), False
         self._place: Any = _place()
-        seed = next(iter(engine.pipelines.values())).seed
+        seed = next(iter(engine.gradient.pipelines.values())).seed
         counter = next(iter(batches.values())).counter
         self._draws = Microbatch(
             seed=seed, training=True, counter=counter, first_row=0, rows=0, draws=-1
@@ -92,6 +92,12 @@ class Update:
         self._place = None
         if self._moved:
             raise ConfigError("update.moved must be used in a `with` statement.")
+
+    @property
+    def calls(self) -> Any:
+        """What the step has called, to be compared with another trace."""
+        applied = [(name, *map(id, variables)) for name, variables, _ in self.applied]
+        return list(self._functions), self.taken, applied
 
     @property
     def step(self) -> tf.Tensor:
@@ -153,8 +159,8 @@ class Update:
         """
         if each is not None:
             check_takes("`each` of update.gradients", each, ("gradients",))
-        engine, made = self._engine, Pass(batch, self._state, self._next_draws(same_draws_as), each)
-        kept = None if moves_statistics else KeptValues(engine.moving.variables, self._strategy)
+        made = Pass(batch, self._state, self._next_draws(same_draws_as), each)
+        kept = None if moves_statistics else KeptValues(self._engine.moving, self._strategy)
         variables, reduced = self._reduced(loss, made, model, name)
         if kept is not None:
             kept.restore()
@@ -282,7 +288,7 @@ class Update:
         self._check_not_moved("apply", [v.value for v in variables])
         name = self._name_of_optimizer(optimizer)
         self.applied.append((name, variables, self._in_branch))
-        norm = self._engine.apply(name, variables, values, factor, self._state)
+        norm = self._engine.apply(name, variables, values, factor)
         self._add(f"norms/{name}", tf.stack([norm, tf.ones_like(norm)]))
 
     def moved(self, model: Any, by: Gradients) -> AbstractContextManager[None]:
@@ -403,7 +409,7 @@ class Update:
             )
 
     def _loss(
-        self, known: Mapping[str, Loss], function: Any, name: str | None, batch: StepBatch
+        self, known: dict[str, Loss], function: Any, name: str | None, batch: StepBatch
     ) -> tuple[Any, str]:
         """Returns the loss of a function in this trace, and its name: the given or its own."""
         name = getattr(function, "__name__", None) if name is None else name
@@ -413,8 +419,8 @@ class Update:
                 f'underscores, got {function!r:.80}. Pass a method of the task, or name="…".'
             )
         check_takes(f"{self._where}: {name}", function, ("features",), ("training",))
-        loss = self._engine.loss(known, function, name, batch.source)
-        first, other = (self._engine.pipelines[source] for source in (loss.source, batch.source))
+        loss = self._plan.loss(known, function, name, batch.source)
+        first, other = (self._gradient.pipelines[source] for source in (loss.source, batch.source))
         same = first.element_spec == other.element_spec
         same &= first.global_batch_size == other.global_batch_size
         if self._functions.setdefault(name, function) != function or not same:

@@ -215,8 +215,8 @@ class CoordinatedLoop:
         self.trace_count = 0
         self._is_traced = False
         self._update = update
-        (pipeline,) = update.pipelines.values()
-        self._workers = BatchWorkers(update.strategy, pipeline)
+        strategy, (pipeline,) = update.gradient.strategy, update.gradient.pipelines.values()
+        self._workers = BatchWorkers(strategy, pipeline)
         # Keras reads the optimizer's count, adds one and writes it back, which loses concurrent
         # updates. An add on the parameter server replaces the instance's hook.
         (optimizer,) = update.optimizers.values()
@@ -226,7 +226,7 @@ class CoordinatedLoop:
         )
         self._step: tf.Variable = count
         self._empty = state.without_metrics()
-        with update.strategy.scope():
+        with strategy.scope():
             self._sums = tf.Variable(state.sums, trainable=False)
             self._norms = tf.Variable(state.gradient_norms, trainable=False)
             # How many batches of each range any worker has started.

@@ -16,11 +16,11 @@ from ddl.optimizers.groups import Optimizers, groups_by_name
 from ddl.precision import LossScale
 from ddl.random import hashed
 from ddl.step.loss import Loss
-from ddl.step.planning import Plan, plan_built_in, plan_own
+from ddl.step.planning import Plan, plan_of
 from ddl.step.probes import Probes
 from ddl.tasks.parts import layers_of
 from ddl.tasks.task import LossFunction, Task, evaluation_loss, has_step
-from ddl.training.checks import check_created_in_scope, sizes_by_source
+from ddl.training.checks import sizes_by_source
 
 
 def training_pipelines(
@@ -142,9 +142,8 @@ def planned(
       ConfigError: If the step cannot be made of these, or the model was made outside of the scope.
     """
     name, groups = type(task).__name__, groups_by_name(optimizer)
-    every = [group for of_name in groups.values() for group in of_name.values()]
-    is_plain = len(every) == len(groups) and not any(group.frozen_until for group in every)
-    if traits_of(strategy).asynchronous and (has_step(task) or not is_plain):
+    has_groups = any(len(of_name) > 1 for of_name in groups.values())
+    if traits_of(strategy).asynchronous and (has_step(task) or has_groups):
         what = f"{name}.step" if has_step(task) else "ParameterGroups"
         raise ConfigError(
             f"--strategy=parameter_server cannot run {what}: its workers make the updates of one "
@@ -160,14 +159,10 @@ def planned(
         return probed_loss(probes, task, strategy, train[source], function, source)
 
     with Workers(strategy).failing_together():
-        if has_step(task):
-            plan = plan_own(task, groups, loss_of, strategy, train)
-        else:
-            plan = plan_built_in(task, groups, loss_of)
+        plan = plan_of(task, groups, loss_of, strategy, train)
     for source, pipeline in train.items():
         pipeline.batches_per_update = plan.batches[source]
     plan.check_microbatches(next(iter(train.values())).microbatches)
-    check_created_in_scope(plan.trained, strategy)
     return plan
 
 

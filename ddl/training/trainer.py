@@ -22,7 +22,7 @@ from ddl.signals import deferring_interrupt
 from ddl.step.compiled import Compiler
 from ddl.step.global_gradient import GlobalGradient
 from ddl.step.gradients import Limit, clips_by_name
-from ddl.step.moving_statistics import Statistics, allow_replica_writes
+from ddl.step.moving_statistics import allow_replica_writes, statistics_of
 from ddl.step.probes import Probes
 from ddl.step.remat import Remat, recomputed
 from ddl.step.sharding import sharding_of
@@ -171,16 +171,17 @@ class Trainer:
         checks.warn_of_tf32(strategy)
         take_over_moments(layers)
         allow_replica_writes(layers, strategy)
-        moving = Statistics(layers, strategy)
+        moving = statistics_of(layers, strategy)
         all_reduce = AllReduce(strategy, communication or Communication())
         updated = {name: one.variables for name, one in plan.applied.items()}
         wanted = shard_optimizer_state
         self.sharding = sharding_of(optimizers, updated, all_reduce, strategy, wanted)
         """The shares of the optimizers' slots; None if each replica holds whole slots."""
         is_global = batch_moments == "global"
-        moved_alone = None if is_global else Statistics(normalizing, strategy)
+        moved_alone = None if is_global else statistics_of(normalizing, strategy)
         scale = building.known_loss_scale(loss_scale, task, strategy)
-        averaged = [*(v.value for v in plan.trained), *moving.floating]
+        averaged = [v.value for v in plan.trained]
+        averaged += [v for v in moving if v.dtype.is_floating]
         self.averages = (
             WeightAverages(weight_average, averaged, strategy) if weight_average else None
         )

@@ -96,12 +96,12 @@ def test_an_update_changes_what_it_says(arguments):
     """A field left out would keep its value through a whole loop."""
     trained = trainer(make_strategy("one_device", 1), **arguments)
     update, changed = trained._runner.loop._update, set()
-    (pipeline,) = update.pipelines.values()
-    iterator = pipeline.iterator(update.strategy)
+    (pipeline,), strategy = update.gradient.pipelines.values(), update.gradient.strategy
+    iterator = pipeline.iterator(strategy)
 
     @tf.function(autograph=False)
     def once(before):
-        batch = pipeline.next_batch(iterator, update.strategy, before.batches)
+        batch = pipeline.next_batch(iterator, strategy, before.batches)
         after = update({"": batch}, before)
         fields = before._fields
         changed.update(f for f in fields if getattr(after, f) is not getattr(before, f))

@@ -95,7 +95,7 @@ class Sam(Classifier):
 
 
 class Grouped(Classifier):
-    """No step: parameter groups, one of which is frozen for a while."""
+    """No step: two parameter groups."""
 
     def __init__(self) -> None:
         hidden = layers.Dense(8, "tanh", kernel_regularizer=keras.regularizers.L2(0.01))
@@ -104,7 +104,7 @@ class Grouped(Classifier):
 
 
 def groups() -> ParameterGroups:
-    backbone = Group(momentum(0.05, 0.3), ["^backbone/"], frozen_until=3)
+    backbone = Group(momentum(0.05, 0.3), ["^backbone/"])
     return ParameterGroups({"backbone": backbone, "head": momentum(0.02, 0.1)})
 
 
@@ -149,7 +149,7 @@ def copies(trainer: ddl.Trainer) -> list[list[np.ndarray]]:
     update = trainer._update
     found = [v.value for layer in layers_of(trainer.task) for v in layer.variables]
     found += [v.value for one in update.optimizers.values() for v in one.variables]
-    found += [*(update.averages.variables if update.averages else []), *update.plan.changed]
+    found += [*(update.averages.variables if update.averages else []), *update._every_variable()]
     results = trainer.strategy.experimental_local_results
     return [[copy.numpy() for copy in results(variable)] for variable in found]
 

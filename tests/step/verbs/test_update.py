@@ -43,7 +43,7 @@ def test_the_same_on_two_replicas_with_two_microbatches():
 
 
 def test_groups_are_what_a_loop_without_ddl_computes():
-    """Two rates and decays; one group is frozen for three steps. The norm is that of the others."""
+    """Two rates and decays, under one limit of the norm."""
     where = make_strategy("mirrored", 2)
     trainer = build(Grouped, where, examples=48, shuffle=False, clip_norm=0.2)
     keras.utils.set_random_seed(7)
@@ -57,20 +57,13 @@ def test_groups_are_what_a_loop_without_ddl_computes():
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(task.per_example(rows, True).loss) + sum(task.model.losses)
         own, others = tape.gradient(loss, (backbone, head))
-        norm = tf.linalg.global_norm(others if step < 3 else [*own, *others])
+        norm = tf.linalg.global_norm([*own, *others])
         norms.append(float(norm))
         factor = tf.minimum(1.0, 0.2 / norm)
-        if step >= 3:
-            optimizers[0].apply([g * factor for g in own], backbone)
+        optimizers[0].apply([g * factor for g in own], backbone)
         optimizers[1].apply([g * factor for g in others], head)
     assert max(norms) > 0.2
-    first = trainer.train(3)
-    assert trainer.learning_rates["learning_rate/backbone"] == 0
-    made = trainer._update.optimizers
-    assert [int(made[name].iterations.numpy()) for name in ("backbone", "head")] == [0, 3]
-    assert first["gradient_norm"] == pytest.approx(np.mean(norms[:3]), rel=1e-9)
-    figures = trainer.train(STEPS - 3)
-    assert figures["gradient_norm"] == pytest.approx(np.mean(norms[3:]), rel=1e-9)
+    assert trainer.train(STEPS)["gradient_norm"] == pytest.approx(np.mean(norms), rel=1e-9)
     for one, other in zip(trainer.model.variables, task.model.variables, strict=True):
         np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=0, atol=1e-12)
 
@@ -111,7 +104,7 @@ def test_a_skipped_update_restores_what_the_step_assigns(in_branch):
     trainer.state = state._replace(skipped_in_a_row=tf.zeros([], tf.int64))
     trainer.train(1)
     update = trainer._update
-    weights = [*(v.value for v in update.plan.trained), *update.moving.floating]
+    weights = [*(v.value for v in update.plan.trained), *update.moving]
     for own, weight in zip(update.averages.variables, weights, strict=True):
         np.testing.assert_allclose(own.numpy(), weight.numpy(), rtol=1e-6)
 
