@@ -195,28 +195,17 @@ class Values:
 
     Attributes:
       function: The function.
-      where: Description of the caller, for errors.
       like: A result of the function, which tells shape and dtype; None before the first call.
     """
 
     function: OfExamples
-    where: str = dataclasses.field(compare=False)
     like: Any = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         self.__name__ = getattr(self.function, "__name__", "")
 
     def __call__(self, features: dict[str, Any], training: bool) -> PerExample:
-        """Returns the values as losses, [batch, entries].
-
-        Raises:
-          ConfigError: If they are no float tensor with a value for each example.
-        """
-        values = self.function(features, training)
-        if not hasattr(values, "dtype") or not tf.as_dtype(values.dtype).is_floating:
-            values = None
-        if values is None or not values.shape.rank:
-            where = f"{self.where}: the function {self.__name__!r}"
-            raise ConfigError(f"{where} must return a float tensor with the batch first.")
+        """Returns the values as losses, [batch, entries]."""
+        values = tf.convert_to_tensor(self.function(features, training))
         self.like = tf.TensorSpec(values.shape[1:], values.dtype)
-        return PerExample(tf.reshape(values, [values.shape[0], -1]))
+        return PerExample(tf.reshape(values, [*values.shape[:1], -1]))

@@ -1,8 +1,8 @@
 """The verbs of a task's own step; each divides its work among replicas and microbatches."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import keras
@@ -87,8 +87,16 @@ class Update:
             )
 
         given = {name: StepBatch(name, 0, batch) for name, batch in self._batches.items()}
-        with self._draws.forward(), _explained(self._task), tf.variable_creator_scope(refuse):
-            self._task.step(self, given[""] if list(given) == [""] else given)
+        try:
+            with self._draws.forward(), tf.variable_creator_scope(refuse):
+                self._task.step(self, given.get("", given))
+        except Exception as error:
+            message = str(error) if isinstance(error, ConfigError) else self._meaning(error)
+            if message is None:
+                raise
+            place = place_of(error)
+            text = message if place is None else f"{message}\n{place.note}"
+            raise ConfigError(text) from error
         self._place = None
         if self._moved:
             raise ConfigError("update.moved must be used in a `with` statement.")
@@ -231,8 +239,7 @@ class Update:
     ) -> tf.Tensor:
         self._check(verb, batch)
         check_takes(f"The function of update.{verb}", function, ("features", "training"))
-        values = Values(function, f"update.{verb}")
-        loss, _ = self._loss(self._plan.means, values, name, batch)
+        loss, _ = self._loss(self._plan.means, Values(function), name, batch)
         total, weight = self._gradient.sums(loss, Pass(batch, self._state, self._next_draws()))
         like = loss.function.like
         value = tf.math.divide_no_nan(total, weight) if verb == "mean" else total
@@ -456,6 +463,25 @@ class Update:
             )
         return name
 
+    def _meaning(self, error: Exception) -> str | None:
+        """Returns the message for a misuse that Python or TensorFlow reports, or None."""
+        text, asked = str(error), getattr(error, "obj", None)
+        in_python = isinstance(error, tf.errors.OperatorNotAllowedInGraphError)
+        if in_python or "'SymbolicTensor'" in text or "symbolic tf.Tensor" in text:
+            return (
+                f"{self._where} uses a tensor where Python needs a value, such as in `if`. Use "
+                "update.when(condition, function), or a Python `for` over a range."
+            )
+        if "is out of scope" in text:
+            text = "uses a value of update.when outside of it. Use it within its function."
+            return f"{self._where} {text}"
+        if isinstance(error, TypeError) and text.startswith(("Update.", "Gradients.")):
+            return f"{self._where}: {text}."
+        ours = asked is self._task or isinstance(asked, Update | Gradients | StepBatch)
+        if isinstance(error, AttributeError) and ours:
+            return f"{text}.{did_you_mean(str(error.name), dir(asked))}"
+        return None
+
 
 def _place() -> Any:
     """Returns graph and replica context, in which a verb is called."""
@@ -465,39 +491,3 @@ def _place() -> Any:
 def _check_gradients(where: str, given: Any) -> None:
     if not isinstance(given, Gradients):
         raise ConfigError(f"{where} takes the result of update.gradients, got {given!r:.80}.")
-
-
-@contextmanager
-def _explained(task: Any) -> Iterator[None]:
-    """Converts errors of a task's step in the `with` block, and adds the user's line to them."""
-    try:
-        yield
-    except Exception as error:
-        message = str(error) if isinstance(error, ConfigError) else _meaning(error, task)
-        if message is None:
-            raise
-        place = place_of(error)
-        text = message if place is None else f"{message}\n{place.note}"
-        raise ConfigError(text) from error
-
-
-def _meaning(error: Exception, task: Any) -> str | None:
-    """Returns the message for a misuse that Python or TensorFlow reports; None for other errors."""
-    where, text = f"{type(task).__name__}.step", str(error)
-    in_python = isinstance(error, tf.errors.OperatorNotAllowedInGraphError)
-    if in_python or "'SymbolicTensor'" in text or "symbolic tf.Tensor" in text:
-        return (
-            f"{where} uses a tensor where Python needs a value, such as in `if`. Use "
-            "update.when(condition, function), or a Python `for` over a range."
-        )
-    if "is out of scope" in text:
-        return f"{where} uses a value of update.when outside of it. Use it within its function."
-    if isinstance(error, TypeError) and text.startswith(("Update.", "Gradients.")):
-        return f"{where}: {text}."
-    asked = getattr(error, "obj", None)
-    ours = asked is task or isinstance(asked, Update | Gradients | StepBatch)
-    if isinstance(error, AttributeError) and ours:
-        known = [attribute for attribute in dir(asked) if not attribute.startswith("_")]
-        name, near = type(asked).__name__, did_you_mean(str(error.name), known)
-        return f"{name} has no attribute {error.name!r}.{near}"
-    return None

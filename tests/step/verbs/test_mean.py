@@ -56,8 +56,8 @@ def _rows_checked_once():
 @pytest.mark.parametrize(
     ("function", "match"),
     [
-        (lambda x: tf.reduce_mean(x), "must return a float tensor with the batch first"),
-        (lambda x: tf.cast(x, tf.int32), "must return a float tensor"),
+        (lambda x: tf.reduce_mean(x), "must return one loss for each example"),
+        (lambda x: tf.cast(x, tf.int32), "losses of a floating dtype"),
         (lambda x: x[:, 0] - tf.reduce_mean(x), "other examples"),
     ],
     ids=["a scalar", "integers", "other rows"],
