@@ -56,45 +56,22 @@ class Loss:
     Attributes:
       task: The task.
       function: The loss function; it takes features and `training`.
-      source: Name of the source of its examples.
       global_batch_size: B above.
-      probe: Probes the loss for training (True) or evaluation.
       replicas: Number of replicas.
+      form: What the probes found (`Form`); None before.
       where: Name of the loss in errors.
     """
 
     task: Task
     function: LossFunction
-    source: str
     global_batch_size: int
-    probe: Callable[["Loss", bool], Form]
     replicas: int
-    _forms: dict[bool, Form] = dataclasses.field(default_factory=dict)
+    form: Any = None
 
     @property
     def where(self) -> str:
         """See above."""
         return f"{type(self.task).__name__}.{getattr(self.function, '__name__', 'per_example')}"
-
-    def form(self, training: bool) -> Form:
-        """Returns what the probes found for training or evaluation; the first call probes.
-
-        Eager, cross-replica context.
-
-        Raises:
-          ConfigError: If the task's losses, weights or metrics have wrong types or shapes, or
-            depend on other examples; if the loss draws by Python or NumPy, or writes a variable
-            that no checkpoint holds.
-          DataError: If the task ignores a feature such as "sample_weight".
-        """
-        if training not in self._forms:
-            self._forms[training] = self.probe(self, training)
-        return self._forms[training]
-
-    @property
-    def training(self) -> Form:
-        """The form in training."""
-        return self.form(True)
 
     def of(self, function: LossFunction) -> "Loss":
         """Returns this loss for an equal function, such as one that each trace defines anew."""
@@ -132,7 +109,7 @@ class Loss:
         Returns:
           Weighted losses, [batch, …]; the metric sums; and the weights, [batch, …].
         """
-        form = self.form(training)
+        form: Form = self.form
         features = dict(features)
         example_weight = features.pop("weight")
         if (current := microbatch.current()) is not None:

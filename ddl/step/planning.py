@@ -111,9 +111,9 @@ class Plan:
         It gathers rows, or its layers assign to other variables than moments of BatchNormalization.
         """
         for loss in (*self.losses.values(), *self.means.values()) if microbatches > 1 else ():
-            if loss.training.gathers:
+            if loss.form.gathers:
                 raise gathers_error(loss.where)
-            if moved := loss.training.moved:
+            if moved := loss.form.moved:
                 raise MicrobatchesError(
                     f"The forward pass of {loss.where} assigns to {' and '.join(moved)}, once for "
                     "the global batch"
@@ -144,11 +144,19 @@ def plan_of(
         source unused, leaves out a trainable variable, or changes a variable that no checkpoint
         would hold.
     """
-    plan, own = Plan(groups, loss_of), []
+    plan, where, own = Plan(groups, loss_of), f"{type(task).__name__}.step", []
     if has_step(task):
-        update = _rehearsed(task, plan, strategy, pipelines)
-        applied, plan.batches, plan.calls = update.applied, update.taken, update.calls
+        rehearsal = _Rehearsal(task, plan, strategy, pipelines)
+        before = states_of_generators(task)
+        graph, update = rehearsal.graph(), rehearsal.update
+        if states_of_generators(task) != before:
+            check_python_draws(where, task, rehearsal.graph)
+        check_stateless(where, graph)
+        optimizers = [one.optimizer for of_name in groups.values() for one in of_name.values()]
+        check_writes(where, graph, task, optimizers, strategy)
         own = own_variables_of(task, layers_of(task))
+        _check_complete(where, task, update, groups, own)
+        applied, plan.batches, plan.calls = update.applied, update.taken, update.calls
     elif len(groups) > 1:
         raise ConfigError(
             f"{type(task).__name__} has no `step`, which several optimizers need, got "
@@ -165,25 +173,6 @@ def plan_of(
                 "strategy's scope. Create the model and the task under `with strategy.scope():`."
             )
     return plan
-
-
-def _rehearsed(
-    task: Any,
-    plan: Plan,
-    strategy: tf.distribute.Strategy,
-    pipelines: Mapping[str, BatchPipeline],
-) -> Update:
-    """Rehearses a task's own step, checks it, and returns its update."""
-    where, rehearsal = f"{type(task).__name__}.step", _Rehearsal(task, plan, strategy, pipelines)
-    before = states_of_generators(task)
-    graph, update = rehearsal.graph(), rehearsal.update
-    if states_of_generators(task) != before:
-        check_python_draws(where, task, rehearsal.graph)
-    check_stateless(where, graph)
-    optimizers = [one.optimizer for of_name in plan.groups.values() for one in of_name.values()]
-    check_writes(where, graph, task, optimizers, strategy)
-    _check_complete(where, task, update, plan.groups)
-    return update
 
 
 def _parts(groups: Groups, applied: Sequence[tuple[str, Variables, bool]]) -> dict[str, Part]:
@@ -233,10 +222,10 @@ class _Rehearsal:
 
     def __call__(self, loss: Loss, variables: Variables, made: Pass, in_shares: bool) -> Reduced:
         values = [tf.zeros(v.shape, v.dtype) for v in variables]
-        return Reduced(values, None, None, loss.training.metrics.zeros())
+        return Reduced(values, None, None, loss.form.metrics.zeros())
 
     def sums(self, loss: Loss, made: Pass) -> tuple[tf.Tensor, tf.Tensor]:
-        return tf.zeros([loss.training.entries], tf.float64), tf.ones([], tf.float64)
+        return tf.zeros([loss.form.entries], tf.float64), tf.ones([], tf.float64)
 
     def finite(self, values: Sequence[Any]) -> None:
         return None
@@ -245,19 +234,21 @@ class _Rehearsal:
         return tf.zeros([], tf.float64)
 
 
-def _check_complete(where: str, task: Any, update: Update, groups: Groups) -> None:
+def _check_complete(
+    where: str, task: Any, update: Update, groups: Groups, own: Sequence[tf.Variable]
+) -> None:
     """Raises ConfigError for what the step leaves out, or what no attribute leads to."""
     if not update.applied:
         raise ConfigError(f"{where} applies no gradients: call update.apply or update.minimize.")
     if unused := groups.keys() - {optimizer for optimizer, _, _ in update.applied}:
         raise ConfigError(f"{where} never uses the optimizer {min(unused)!r}: apply by it.")
-    if idle := update.taken.keys() - update.used:
+    if idle := update.taken.keys() - {source for _, source in update.functions.values()}:
         raise ConfigError(f"{where} never uses the source {min(idle)!r}: pass its batch.")
     changed = {id(v.value): v.path for _, variables, _ in update.applied for v in variables}
     changed |= {id(v): v.name for v in update.averaged}
     layers = layers_of(task)
-    known = [*(v.value for x in layers for v in x.variables), *own_variables_of(task, layers)]
-    if unknown := [path for key, path in changed.items() if key not in set(map(id, known))]:
+    known = set(map(id, [*(v.value for layer in layers for v in layer.variables), *own]))
+    if unknown := [path for key, path in changed.items() if key not in known]:
         raise ConfigError(
             f"{where} changes the variables {', '.join(unknown)}, but no attribute of the task "
             "leads to them, so no checkpoint would hold them. Keep their layers in attributes."

@@ -105,8 +105,11 @@ class Probes:
         """Probes a loss for training or for evaluation.
 
         Raises:
-          ConfigError: See `Loss.form`, as for DataError.
-          DataError: If the data cannot be read.
+          ConfigError: If the task's losses, weights or metrics have wrong types or shapes, or
+            depend on other examples; if the loss draws by Python or NumPy, or writes a variable
+            that no checkpoint holds.
+          DataError: If the data cannot be read, or the task ignores a feature such as
+            "sample_weight".
           Exception: Any error of the task.
         """
         probe = Probe(self.task, self.strategy, loss, pipeline, training, self._read)

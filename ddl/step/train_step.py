@@ -74,7 +74,7 @@ class TrainStep:
     @property
     def metrics(self) -> SumsOfLosses:
         """Layout of the metric sums."""
-        return SumsOfLosses({n: loss.training.metrics for n, loss in self.plan.losses.items()})
+        return SumsOfLosses({n: loss.form.metrics for n, loss in self.plan.losses.items()})
 
     @property
     def changing_fields(self) -> list[str]:

@@ -42,7 +42,7 @@ class Update:
         "sums/LOSS" are the metric sums of a loss outside of `moved`, "moved/LOSS" those within it;
         "norms/OPTIMIZER" are sum and number of the gradient norms, float64 [2].
       taken: Number of batches taken of each source, by its name.
-      used: Names of the sources of which a verb has computed something.
+      functions: Function and source of each loss, mean and sum, by its name.
       applied: For each `apply` the optimizer's name, the variables, and whether it is in a branch.
       averaged: Variables that `average` moves.
     """
@@ -60,10 +60,10 @@ class Update:
         self._plan, self._gradient = engine.plan, engine.gradient
         self._strategy: tf.distribute.Strategy = engine.gradient.strategy
         self.results: dict[str, tf.Tensor] = {}
-        self.taken, self.used = dict.fromkeys(batches, 1), set[str]()
+        self.taken = dict.fromkeys(batches, 1)
         self.applied: list[tuple[str, Sequence[keras.Variable], bool]] = []
         self.averaged: list[tf.Variable] = []
-        self._functions: dict[str, Any] = {}
+        self.functions: dict[str, tuple[Any, str]] = {}
         self._passes, self._moved, self._in_branch = 0, set[int](), False
         self._place: Any = _place()
         seed = next(iter(engine.gradient.pipelines.values())).seed
@@ -105,7 +105,7 @@ class Update:
     def calls(self) -> Any:
         """What the step has called, to be compared with another trace."""
         applied = [(name, *map(id, variables)) for name, variables, _ in self.applied]
-        return list(self._functions), self.taken, applied
+        return list(self.functions), self.taken, applied
 
     @property
     def step(self) -> tf.Tensor:
@@ -426,17 +426,13 @@ class Update:
                 f'underscores, got {function!r:.80}. Pass a method of the task, or name="…".'
             )
         check_takes(f"{self._where}: {name}", function, ("features",), ("training",))
-        loss = self._plan.loss(known, function, name, batch.source)
-        first, other = (self._gradient.pipelines[source] for source in (loss.source, batch.source))
-        same = first.element_spec == other.element_spec
-        same &= first.global_batch_size == other.global_batch_size
-        if self._functions.setdefault(name, function) != function or not same:
+        given = function, batch.source
+        if self.functions.setdefault(name, given) != given:
             raise ConfigError(
-                f"{self._where}: two losses have the name {name!r}, or one has it for sources of "
-                'other features or batch sizes. Pass name="…" for one of them.'
+                f"{self._where}: two losses have the name {name!r}, or one has it for two sources. "
+                'Pass name="…" for one of them.'
             )
-        self.used.add(batch.source)
-        return loss, name
+        return self._plan.loss(known, function, name, batch.source), name
 
     def _check_not_moved(self, verb: str, variables: Sequence[tf.Variable]) -> None:
         if any(id(variable) in self._moved for variable in variables):

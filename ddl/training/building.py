@@ -90,7 +90,6 @@ def probed_loss(
     strategy: tf.distribute.Strategy,
     pipeline: BatchPipeline,
     function: LossFunction | None = None,
-    source: str = "",
 ) -> Loss:
     """Returns a loss after its probes.
 
@@ -100,7 +99,6 @@ def probed_loss(
       strategy: The strategy.
       pipeline: The examples.
       function: A loss in training; None takes the loss of an evaluation.
-      source: Name of the source.
 
     Raises:
       ConfigError: If the task cannot be evaluated, or the probes find a fault.
@@ -112,13 +110,8 @@ def probed_loss(
             f"{type(task).__name__} cannot be evaluated. Give it a method evaluate(features) that "
             "returns a ddl.PerExample, or leave out eval_data."
         )
-    data = [pipeline]  # without which the loss would keep the data of an evaluation alive
-    form = lambda loss, training: probes.form(loss, data[0], training)  # noqa: E731
-    replicas = strategy.num_replicas_in_sync
-    loss = Loss(task, function, source, pipeline.global_batch_size, form, replicas)
-    loss.form(training)
-    if not training:
-        data.clear()
+    loss = Loss(task, function, pipeline.global_batch_size, strategy.num_replicas_in_sync)
+    loss.form = probes.form(loss, pipeline, training)
     return loss
 
 
@@ -156,7 +149,7 @@ def planned(
         )
 
     def loss_of(function: LossFunction, source: str) -> Loss:
-        return probed_loss(probes, task, strategy, train[source], function, source)
+        return probed_loss(probes, task, strategy, train[source], function)
 
     with Workers(strategy).failing_together():
         plan = plan_of(task, groups, loss_of, strategy, train)
@@ -169,7 +162,7 @@ def planned(
 def normalizing_layers(plan: Plan) -> list[keras.layers.BatchNormalization]:
     """Returns the layers that take moments of a microbatch in training."""
     losses = (*plan.losses.values(), *plan.means.values())
-    every = {id(layer): layer for one in losses for layer in one.training.layers}
+    every = {id(layer): layer for one in losses for layer in one.form.layers}
     return [x for x in every.values() if isinstance(x, keras.layers.BatchNormalization)]
 
 

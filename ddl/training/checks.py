@@ -304,9 +304,7 @@ def warn_of_dense_updates(update: TrainStep) -> None:
     for name, applied in update.plan.applied.items():
         optimizer = update.optimizers[name]
         for variable in applied.variables:
-            found = [
-                table_of(variable, x.training.tables, update.gradient.strategy) for x in losses
-            ]
+            found = [table_of(variable, x.form.tables, update.gradient.strategy) for x in losses]
             reads = [read for read in found if read is not None]
             if not reads or variable.value.shape.num_elements() < _LARGE_TABLE:
                 continue

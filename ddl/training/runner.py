@@ -235,7 +235,7 @@ class LoopRunner:
             # the weights: these may depend on the model and be 0 for a while.
             epoch = next(iter(self._update.gradient.pipelines.values())).steps_per_epoch
             text = f"All examples of the updates {first + 1:,} to {self.step:,} have weight 0"
-            weighs = any(x.training.weighs for x in self._update.plan.losses.values())
+            weighs = any(x.form.weighs for x in self._update.plan.losses.values())
             spared = self._weight_seen or weighs
             if not spared and epoch is not None and self.step >= epoch:
                 raise DataError(f"{text} in feature 'weight'. Give some a positive weight.")

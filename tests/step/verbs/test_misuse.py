@@ -179,7 +179,7 @@ REFUSED = {
         lambda t, u, b: minimize(t, u, b["one"]),
         *({"data": TWO}, "never uses the source 'other'"),
     ),
-    "one loss of two forms": (of_each_source, {"data": TWO}, "or one has it for sources of other"),
+    "one loss of two sources": (of_each_source, {"data": TWO}, "or one has it for two sources"),
 }
 
 
