@@ -107,22 +107,19 @@ class TrainStep:
 
     def _results(self, batches: Mapping[str, Batch], state: TrainingState) -> Results:
         """Makes an update, or restores all that it changed if a gradient overflows."""
-        is_own, kept = has_step(self.task), None
-        if self.loss_scale is not None:
-            changed = self._every_variable() if is_own else self.moving
-            kept = KeptValues(changed, self.gradient.strategy)
+        is_own = has_step(self.task)
+        changed = self._every_variable() if is_own else self.moving
+        kept = KeptValues(changed if self.loss_scale else [], self.gradient.strategy)
         step = self._own_step if is_own else self._built_in_step
         results, apply = step(batches, state)
 
         def change() -> tf.Tensor:
             norm = apply()
-            self._move_averages(state)
+            if self.averages is not None:
+                self.averages.move(state.step + 1, self.gradient.compiler)
             return norm
 
-        if kept is None or FINITE not in results:
-            norm = change()
-        else:
-            norm = kept.unless_overflow(results[FINITE], change)
+        norm = kept.unless_overflow(results.get(FINITE), change)
         if not is_own:
             (name,) = self.plan.groups
             results[f"norms/{name}"] = tf.stack([norm, tf.ones_like(norm)])
@@ -157,37 +154,31 @@ class TrainStep:
             )
         return update.results, lambda: tf.zeros([], tf.float64)
 
-    def _move_averages(self, state: TrainingState) -> None:
-        if self.averages is not None:
-            self.averages.move(state.step + 1, self.gradient.compiler)
-
     def _next_state(self, state: TrainingState, results: Results) -> TrainingState:
         # A loss that is computed within `moved` alone has these sums.
-        names = self.plan.losses
-        sums = {n: results.get(f"sums/{n}", results.get(f"moved/{n}")) for n in names}
-        vector = self.metrics.joined(sums)
-        changed: dict[str, tf.Tensor] = {}
-        finite = results.get(FINITE, tf.constant(True))
-        if self.loss_scale is None:
-            changed["step"] = state.step + 1
-        else:
-            changed["step"] = state.step + tf.cast(finite, tf.int64)
-            vector = tf.where(finite, vector, tf.zeros_like(vector))
+        names, finite = self.plan.losses, results.get(FINITE)
+        vector = self.metrics.joined(
+            {n: results.get(f"sums/{n}", results.get(f"moved/{n}")) for n in names}
+        )
+
+        def if_made(sums: tf.Tensor) -> tf.Tensor:
+            return sums if finite is None else tf.where(finite, sums, tf.zeros_like(sums))
+
+        made = 1 if finite is None else tf.cast(finite, tf.int64)
+        changed = {"batches": state.batches + 1, "step": state.step + made}
+        changed["sums"] = state.sums + if_made(vector)
+        if self.loss_scale is not None and finite is not None:
             scale, since = self.loss_scale.next(state.loss_scale, state.finite_updates, finite)
-            changed |= {"loss_scale": scale, "finite_updates": since}
-            in_a_row = state.skipped_in_a_row
-            changed["skipped_in_a_row"] = tf.where(finite, tf.zeros_like(in_a_row), in_a_row + 1)
+            in_a_row = tf.where(finite, tf.zeros([], tf.int64), state.skipped_in_a_row + 1)
+            changed |= {"loss_scale": scale, "finite_updates": since, "skipped_in_a_row": in_a_row}
         if "gradient_norms" in self.changing_fields:
             nothing = tf.zeros([2], tf.float64)
             norms = tf.concat([results.get(f"norms/{n}", nothing) for n in self.plan.groups], 0)
-            if self.loss_scale is not None:
-                norms = tf.where(finite, norms, tf.zeros_like(norms))
-            changed["gradient_norms"] = state.gradient_norms + norms
-        changed["sums"] = state.sums + vector
+            changed["gradient_norms"] = state.gradient_norms + if_made(norms)
         # Checked after the loop: if it ended at once, each update would wait for the one before.
-        batches, are_finite = state.batches + 1, tf.math.is_finite(changed["sums"])
-        changed["diverged_for"] = tf.where(are_finite, batches, state.diverged_for)
-        return state._replace(batches=batches, **changed)
+        are_finite = tf.math.is_finite(changed["sums"])
+        changed["diverged_for"] = tf.where(are_finite, changed["batches"], state.diverged_for)
+        return state._replace(**changed)
 
     def apply(self, optimizer: str, variables: Variables, values: Any, factor: Any) -> tf.Tensor:
         """Applies a gradient: penalties → clip → optimizers. Cross-replica context, in a graph.
@@ -230,8 +221,7 @@ def _apply(
     own = gradient_path.add_regularization(own, variables)
     norm = tf.zeros([], tf.float64)
     if clip is not None:
-        applied = [own[place] for part in parts for place in part.places(variables)]
-        squared = gradient_path.squared_norm(applied)
+        squared = gradient_path.squared_norm(own)
         own, norm = gradient_path.clip_by_global_norm(own, clip, squared)
     for part in parts:
         pairs = [(own[place], variables[place]) for place in part.places(variables)]

@@ -440,12 +440,7 @@ class Update:
 
     def _variables(self, verb: str, model: Any) -> list[keras.Variable]:
         """Returns the trainable variables of a model; None means the task's own."""
-        if model is None and not hasattr(self._task, "model"):
-            raise ConfigError(
-                f"{self._where}: the task has no `model`. Name a model, a layer or variables, such "
-                "as update.minimize(loss, batch, self.generator)."
-            )
-        given = self._task.model if model is None else model
+        given = getattr(self._task, "model", None) if model is None else model
         return trainable_variables(given, f"`model` of update.{verb}")
 
     def _name_of_optimizer(self, name: str | None) -> str:

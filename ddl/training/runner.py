@@ -9,7 +9,7 @@ from absl import logging
 
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
-from ddl.errors import ConfigError, DataError
+from ddl.errors import ConfigError
 from ddl.figures import GRADIENT_NORM, LEARNING_RATE
 from ddl.optimizers.checks import check_counts
 from ddl.optimizers.groups import figure
@@ -112,7 +112,7 @@ class LoopRunner:
         self.trained = TrainedVariables(update.task)
         self.weights = EvaluationWeights(update.averages, update.task)
         self.last_read = 0
-        self._has_run = self._is_busy = self._weight_seen = False
+        self._has_run = self._is_busy = False
         self._update, self._workers, self._pace = update, workers, pace
         self._max_skipped_updates = max_skipped_updates
         self._lost_at: int | None = None  # the step after which a loop was cut off
@@ -225,20 +225,11 @@ class LoopRunner:
                 means[figure(GRADIENT_NORM, name)] = float(total / count)
         return means
 
-    def check_some_weight(self) -> None:
-        """Raises DataError, or logs, if all examples since the last reading have weight 0."""
+    def warn_of_no_weight(self) -> None:
+        """Logs if all examples since the last reading have weight 0."""
         first, self.last_read = self.last_read, self.step
-        if self._update.metrics.weight(self.state.sums) != 0:
-            self._weight_seen = True
-        elif self.step > first:
-            # Only logged in the first epoch, if an earlier example counted, or if the task gives
-            # the weights: these may depend on the model and be 0 for a while.
-            epoch = next(iter(self._update.gradient.pipelines.values())).steps_per_epoch
+        if self.step > first and self._update.metrics.weight(self.state.sums) == 0:
             text = f"All examples of the updates {first + 1:,} to {self.step:,} have weight 0"
-            weighs = any(x.form.weighs for x in self._update.plan.losses.values())
-            spared = self._weight_seen or weighs
-            if not spared and epoch is not None and self.step >= epoch:
-                raise DataError(f"{text} in feature 'weight'. Give some a positive weight.")
             logging.warning("%s, so the mean loss is NaN.", text)
 
     def learning_rates(self) -> dict[str, float]:

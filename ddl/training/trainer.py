@@ -260,7 +260,7 @@ class Trainer:
           KeyboardInterrupt: On SIGINT, in the main thread, after the end of the loop.
           ConfigError: If not one length is given, the task cannot be trained, the model holds the
             evaluation weights, or other variables are to be trained than before.
-          DataError: If the data cannot be read, or all examples so far have weight 0.
+          DataError: If the data cannot be read.
         """
         self.check_idle("Trainer.train")
         if epochs is not None:
@@ -471,11 +471,10 @@ class Trainer:
         """Returns the means of loss and metrics since the last read, and resets them.
 
         Adds them to `history`. With `clip_norm`, the result also holds "gradient_norm", the mean
-        global norm before clipping, with a "/NAME" for each of several optimizers. Raises DataError
-        if the feature "weight" was 0 for all examples so far.
+        global norm before clipping, with a "/NAME" for each of several optimizers.
         """
         is_new = self.step > self._runner.last_read
-        self._runner.check_some_weight()
+        self._runner.warn_of_no_weight()
         means = self.peek_metrics()
         self._runner.state = self.state.without_metrics()
         if is_new:

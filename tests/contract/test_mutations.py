@@ -212,7 +212,7 @@ def never_move_the_averages(move, *_):
 
 @breaks(IMAGES)
 def move_the_averages_before_the_weights(patch):
-    step, apply, move = TrainStep.__call__, TrainStep.apply, TrainStep._move_averages
+    step, apply, move = TrainStep.__call__, TrainStep.apply, WeightAverages.move
     states = []
 
     def called(self, batches, state):
@@ -220,12 +220,12 @@ def move_the_averages_before_the_weights(patch):
         return step(self, batches, state)
 
     def mutated(self, *given):
-        move(self, states[-1])
+        move(self.averages, states[-1].step + 1, self.gradient.compiler)
         return apply(self, *given)
 
     patch.setattr(TrainStep, "__call__", called)
     patch.setattr(TrainStep, "apply", mutated)
-    patch.setattr(TrainStep, "_move_averages", lambda *_: None)
+    patch.setattr(WeightAverages, "move", lambda *_: None)
 
 
 @breaks(EVALUATION, Loss, "__call__")
