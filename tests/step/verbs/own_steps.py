@@ -1,4 +1,4 @@
-"""Tasks with a step of their own, with Dropout and draws of the step."""
+"""Tasks with a step of their own, or with parameter groups."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,6 @@ from ddl.precision import set_precision
 from ddl.tasks.parts import layers_of
 
 layers = keras.layers
-cross_entropy = tf.nn.sigmoid_cross_entropy_with_logits
 
 
 def data(examples: int = 48) -> dict[str, np.ndarray]:
@@ -27,43 +26,6 @@ def data(examples: int = 48) -> dict[str, np.ndarray]:
 def perceptron(inputs: int, outputs: int, **options: Any) -> keras.Model:
     hidden = [layers.Dense(8, "tanh", **options), layers.Dropout(0.3)]
     return keras.Sequential([keras.Input((inputs,)), *hidden, layers.Dense(outputs)])
-
-
-class Critic:
-    """A GAN with control flow, noise by position, an average, and a variable of its own."""
-
-    def __init__(self) -> None:
-        self.generator = perceptron(4, 6)
-        self.discriminator = perceptron(6, 1, kernel_regularizer=keras.regularizers.L2(0.01))
-        self.shown = keras.models.clone_model(self.generator)
-        self.seen = tf.Variable(0.0, trainable=False, dtype=tf.float64)
-
-    def score(self, x: tf.Tensor, training: bool) -> tf.Tensor:
-        return self.discriminator(x, training=training)[:, 0]
-
-    def fakes(self, features: dict[str, Any], training: bool) -> tf.Tensor:
-        noise = ddl.random.normal(self, (features["x"].shape[0], 4))
-        return self.generator(tf.cast(noise, self.generator.compute_dtype), training=training)
-
-    def real_or_fake(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
-        real = self.score(features["x"], training)
-        fake = self.score(self.fakes(features, training), training)
-        loss = cross_entropy(tf.ones_like(real), real) + cross_entropy(tf.zeros_like(fake), fake)
-        return ddl.PerExample(loss, {"found": tf.cast(real > 0, loss.dtype)})
-
-    def fools(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
-        fake = self.score(self.fakes(features, training), training)
-        return ddl.PerExample(cross_entropy(tf.ones_like(fake), fake))
-
-    def step(self, update: Any, batch: Any) -> None:
-        def generate() -> None:
-            update.minimize(self.fools, batch, self.generator, optimizer="generator")
-
-        for _ in range(3):
-            update.minimize(self.real_or_fake, batch, self.discriminator, optimizer="discriminator")
-        update.when(update.step % 2 == 0, generate)
-        update.average(self.shown, of=self.generator, decay=0.9)
-        self.seen.assign_add(1.0)
 
 
 class Classifier:
@@ -117,7 +79,6 @@ def two_optimizers() -> dict[str, keras.optimizers.Optimizer]:
 
 
 TASKS: dict[type, Callable[[], Any]] = {
-    Critic: two_optimizers,
     Sam: lambda: momentum(0.05),
     Grouped: groups,
 }

@@ -139,7 +139,6 @@ def test_misuse_names_the_line_and_the_remedy(step, message):
 
 
 REFUSED = {
-    "applies nothing": (gradients, {}, "applies no gradients: call update.apply"),
     "moved without with": (
         lambda t, u, b: u.moved(t.model, gradients(t, u, b)),
         *({}, "used in a `with` statement"),
@@ -147,6 +146,10 @@ REFUSED = {
     "an idle optimizer": (
         lambda t, u, b: u.minimize(t.per_example, b, optimizer="generator"),
         *({"optimizer": two_optimizers}, "never uses the optimizer 'discriminator'"),
+    ),
+    "other verbs in another trace": (
+        lambda t, u, b: (minimize(t, u, b), t.traces.append(1), t.traces[1:] and minimize(t, u, b)),
+        *({"traces": list}, "calls other verbs than when the Trainer was made"),
     ),
     "one name twice": (
         lambda t, u, b: (minimize(t, u, b), u.minimize(t.doubled, b, name="per_example")),
