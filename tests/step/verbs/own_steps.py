@@ -11,7 +11,6 @@ import ddl
 from ddl import microbatch
 from ddl.optimizers import Group, ParameterGroups
 from ddl.precision import set_precision
-from ddl.tasks.parts import layers_of
 
 layers = keras.layers
 
@@ -108,9 +107,8 @@ def build(
 def copies(trainer: ddl.Trainer) -> list[list[np.ndarray]]:
     """The copies on all replicas of the variables of layers, optimizers, averages and the task."""
     update = trainer._update
-    found = [v.value for layer in layers_of(trainer.task) for v in layer.variables]
-    found += [v.value for one in update.optimizers.values() for v in one.variables]
-    found += [*(update.averages.variables if update.averages else []), *update._every_variable()]
+    averages = update.averages.variables if update.averages else []
+    found = [*update._every_variable(), *averages]
     results = trainer.strategy.experimental_local_results
     return [[copy.numpy() for copy in results(variable)] for variable in found]
 

@@ -171,26 +171,6 @@ def test_draws_moved_and_averages_on_two_and_four_replicas():
     assert found[2][6] == found[2][0]
 
 
-@pytest.mark.parametrize("moves", [True, False])
-def test_each_pass_moves_statistics_unless_told_otherwise(moves):
-    """Two passes at the same weights move them twice, from 0 towards the same mean."""
-
-    def change(task):
-        def step(update, batch):
-            gradients = update.gradients(task.per_example, batch)
-            update.gradients(task.per_example, batch, moves_statistics=moves)
-            update.apply(gradients)
-
-        task.step = step
-
-    trainer = build(Sam, make_strategy("mirrored", 2), examples=48, shuffle=False, change=change)
-    dense, normalization = trainer.model.layers[:2]
-    mean = tf.reduce_mean(dense(data(48)["x"][:16]), axis=0).numpy()
-    trainer.train(1)
-    share = 1 - normalization.momentum ** (2 if moves else 1)
-    np.testing.assert_allclose(normalization.moving_mean.numpy(), share * mean, rtol=1e-9)
-
-
 def test_several_sources_resume_to_the_bit(tmp_path):
     def trainer():
         set_precision("float64")
