@@ -7,6 +7,7 @@ self._loop            the loop over updates, or over pieces of several that XLA 
 """
 
 import concurrent.futures
+import functools
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -278,46 +279,39 @@ class TrainingLoop:
             batches = ahead or self._batches(iterators, table, state.batches, place)
             return self._update(batches, state)
 
-        def one(carried: Carried, ahead: Any, place: tf.Tensor) -> tuple[Carried, Any]:
-            after = updated(carried, ahead, place)
-            # The next batch depends on no update: TensorFlow would gather it first and delay the
-            # forward pass. The control dependency makes it wait for the loss.
-            with tf.control_dependencies([after.sums]):
-                following = self._gathered_ahead(table, after.batches, place + 1)
-            return self._carried(after), following
+        def several(carried: Carried) -> Carried:
+            last = tf.minimum(carried["batches"] + _AT_ONCE, until)
+            return tf.while_loop(
+                lambda own: self._goes_on(own, own["batches"] < last),
+                lambda own: (self._carried(updated(own, (), own["batches"] - first)),),
+                (carried,),
+            )[0]
 
-        def piece(carried: Carried, *_: Any) -> tuple[Carried, Any]:
-            def several() -> Carried:
-                last = tf.minimum(carried["batches"] + _AT_ONCE, until)
-                return tf.while_loop(
-                    lambda own: self._goes_on(own, own["batches"] < last),
-                    lambda own: (self._carried(updated(own, (), own["batches"] - first)),),
-                    (carried,),
-                )[0]
-
-            return compiler(several), ()
-
-        def repeated(body: Any, ahead: Any, updates: int) -> Carried:
-            """Repeats a body that makes some updates. The host counts them and waits for none."""
+        def repeated(updates: int) -> Carried:
+            """Makes one update, or several, in a turn. The host counts them and waits for none."""
 
             def goes_on(carried: Carried, _: Any, place: tf.Tensor) -> tf.Tensor:
                 with on_host_if_placed(self._strategy):
                     return self._goes_on(carried, place < end_place) & ~self._stop.ends_loop()
 
-            def again(carried: Carried, ahead: Any, place: tf.Tensor) -> tuple[Carried, Any, Any]:
-                after, following = body(carried, ahead, place)
+            def turn(carried: Carried, ahead: Any, place: tf.Tensor) -> tuple[Carried, Any, Any]:
+                if updates == 1:
+                    state = updated(carried, ahead, place)
+                    # The next batch depends on no update: TensorFlow would gather it first and
+                    # delay the forward pass. The control dependency makes it wait for the loss.
+                    with tf.control_dependencies([state.sums]):
+                        ahead = self._gathered_ahead(table, state.batches, place + 1)
+                    after = self._carried(state)
+                else:
+                    after = compiler(functools.partial(several, carried))
                 with on_host_if_placed(self._strategy):
-                    return after, following, place + updates
+                    return after, ahead, place + updates
 
-            return tf.while_loop(goes_on, again, (self._carried(start), ahead, place))[0]
+            ahead = self._gathered_ahead(table, start.batches, place) if updates == 1 else ()
+            return tf.while_loop(goes_on, turn, (self._carried(start), ahead, place))[0]
 
-        def one_by_one() -> Carried:
-            return repeated(one, self._gathered_ahead(table, start.batches, place), 1)
-
-        if iterators or not compiler.is_whole:
-            carried = one_by_one()
-        else:
-            carried = compiler.whole(lambda: repeated(piece, (), _AT_ONCE), one_by_one)
+        in_pieces, one_by_one = (functools.partial(repeated, n) for n in (_AT_ONCE, 1))
+        carried = one_by_one() if iterators else compiler.whole(in_pieces, one_by_one)
         return state_of(carried).after_loop(before)
 
     def _carried(self, state: TrainingState) -> Carried:
