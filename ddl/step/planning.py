@@ -163,7 +163,7 @@ def plan_of(
             f"{', '.join(groups)}. Pass one optimizer or ParameterGroups, or give the task a step."
         )
     else:
-        plan.loss(plan.losses, task.per_example, BUILT_IN, "")
+        plan.losses[BUILT_IN] = loss_of(task.per_example, "")
         applied = [(name, trainable_variables(task.model), False) for name in groups]
     plan.applied = _parts(groups, applied)
     for variable in [*(v.value for v in plan.trained), *own]:
