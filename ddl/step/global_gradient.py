@@ -150,9 +150,9 @@ class GlobalGradient:
             features, microbatch = self._examples(own, index)
             with microbatch.forward():
                 weighed, sums, _ = loss.weighed(features, training=True)
-            totals = tf.cast(tf.reduce_sum(weighed, axis=0), tf.float64)
+            totals = tf.reshape(tf.cast(tf.reduce_sum(weighed, axis=0), tf.float64), [-1])
             # The sum of weights counts each entry of an example.
-            return tf.concat([sums[:1] / weighed.shape[1], totals], axis=0)
+            return tf.concat([sums[:1] / loss.form.entries, totals], axis=0)
 
         zeros = lambda: tf.zeros([1 + loss.form.entries], tf.float64)  # noqa: E731
         total = self.all_reduce.of_sums(self._over_microbatches(one, made, zeros))

@@ -6,6 +6,7 @@ gradient is divided once by the global Σ weight / B.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -30,7 +31,7 @@ class Form(NamedTuple):
 
     Attributes:
       metrics: Layout of the metric sums.
-      entries: Number of losses of an example.
+      entry: Shape and dtype of the losses of an example.
       weighs: Whether the task returns weights, so that Σ weight may differ from the batch size.
       gathers: Whether the loss calls `ddl.gather`.
       tables: The variables of which the loss looks up single rows (`ddl.step.rows`).
@@ -40,13 +41,18 @@ class Form(NamedTuple):
     """
 
     metrics: MetricSums
-    entries: int
+    entry: tf.TensorSpec
     weighs: bool
     gathers: bool
     tables: Mapping[int, Table]
     layers: Sequence[keras.layers.Layer]
     placing: Mapping[Any, int] | None
     moved: Sequence[str]
+
+    @property
+    def entries(self) -> int:
+        """Number of losses of an example."""
+        return math.prod(self.entry.shape)
 
 
 @dataclasses.dataclass(eq=False)
@@ -168,21 +174,13 @@ class Loss:
 
 @dataclasses.dataclass
 class Values:
-    """A function of the examples in the form of a loss, with one value for each entry.
-
-    Attributes:
-      function: The function.
-      like: A result of the function, which tells shape and dtype; None before the first call.
-    """
+    """A function of the examples in the form of a loss; equal to that of an equal function."""
 
     function: OfExamples
-    like: Any = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         self.__name__ = getattr(self.function, "__name__", "")
 
     def __call__(self, features: dict[str, Any], training: bool) -> PerExample:
-        """Returns the values as losses, [batch, entries]."""
-        values = tf.convert_to_tensor(self.function(features, training))
-        self.like = tf.TensorSpec(values.shape[1:], values.dtype)
-        return PerExample(tf.reshape(values, [*values.shape[:1], -1]))
+        """Returns the values as losses, [batch, …]."""
+        return PerExample(tf.convert_to_tensor(self.function(features, training)))

@@ -21,7 +21,6 @@ All runs are on one device and leave every variable unchanged.
 
 import dataclasses
 import itertools
-import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -136,7 +135,7 @@ class Probes:
         every = layers_of(self.task)
         return Form(
             metrics=MetricSums(first.output, loss.where),
-            entries=math.prod(first.output.loss.shape[1:]),
+            entry=tf.TensorSpec(first.output.loss.shape[1:], first.output.loss.dtype),
             weighs=first.output.weight is not None,
             gathers=current.has_gathered,
             tables=tables_in(graph, current.rows),

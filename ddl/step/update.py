@@ -241,7 +241,7 @@ class Update:
         check_takes(f"The function of update.{verb}", function, ("features", "training"))
         loss, _ = self._loss(self._plan.means, Values(function), name, batch)
         total, weight = self._gradient.sums(loss, Pass(batch, self._state, self._next_draws()))
-        like = loss.function.like
+        like = loss.form.entry
         value = tf.math.divide_no_nan(total, weight) if verb == "mean" else total
         holds = verb == "mean" or like.dtype.size > 2  # half precision holds no sum
         value = tf.cast(value, like.dtype if holds else tf.float32)
