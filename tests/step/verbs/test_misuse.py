@@ -100,7 +100,6 @@ def of_a_branch(t, u, b):
 
 
 MISUSED = {
-    "a method": (lambda t, u, b: gradients(t, u, b).nrom(), "'nrom'. Did you mean norm"),
     "order": (lambda t, u, b: u.minimize(b, t.per_example), "takes a batch.*after the function"),
     "a text": (lambda t, u, b: u.minimize("per_example", b), "a loss must be a function.*'per_ex"),
     "lambda": (lambda t, u, b: u.minimize(lambda f, training: 0, b), "with a name of letters"),
