@@ -266,14 +266,14 @@ class BatchPipeline:
         if isinstance(source, Stream):
             batch = next(iter(source.batches(count, 0).take(1)))
             return {name: batch[name] for name in source.element_spec}
-        ((index,), _) = batch_indices(0, 1, **self._order(count))
+        ((index,), _) = batch_indices(0, 1, **self.order(count))
         with tf.device("CPU:0"):
             rows = {name: tf.constant(column) for name, column in source.rows(index).items()}
             if source.decode is None:
                 return rows
             return _decoded(source, rows, self._seeds(index, np.zeros(count, np.int64)))
 
-    def _order(self, global_batch_size: int) -> dict[str, Any]:
+    def order(self, global_batch_size: int) -> dict[str, Any]:
         """Returns the arguments of `batch_indices` besides the batches."""
         assert isinstance(self.source, Source)
         return {
@@ -387,7 +387,7 @@ class BatchPipeline:
         """Returns indices and weights of this process, [count, own replicas, rows of a replica]."""
         number, own = self.batches_per_update, workers.replicas_of_each
         replicas = workers.number * own
-        order = self._order(self.global_batch_size)
+        order = self.order(self.global_batch_size)
         found = batch_indices(first_update * number, count * number, **order)
         shape, begin = (count, number, self.microbatches, replicas, -1), workers.index * own
         index, weight = (

@@ -21,9 +21,6 @@ class Group:
       optimizer: Optimizer of the group, with a learning rate, schedule and weight decay of its own.
       variables: Regular expressions, searched in the variables' paths, such as "^backbone/". None
         means all variables that no other group names.
-      frozen_until: Step from which the group is updated; before it, its weights and slots keep
-        their values, and its gradients count in no norm. The optimizer counts its own updates, so
-        its schedule and warm-up begin at this step. 0 means from the start.
 
     Raises:
       ConfigError: If `variables` is a text.
@@ -31,7 +28,6 @@ class Group:
 
     optimizer: keras.optimizers.Optimizer
     variables: Sequence[str] | None = None
-    frozen_until: int = 0
 
     def __post_init__(self) -> None:
         check_no_text("Group.variables", self.variables)
@@ -42,7 +38,7 @@ class ParameterGroups:
 
         optimizer = ddl.optimizers.ParameterGroups(
             {
-                "backbone": Group(keras.optimizers.SGD(0.001), ["^backbone/"], frozen_until=500),
+                "backbone": Group(keras.optimizers.SGD(0.001), ["^backbone/"]),
                 "head": Group(keras.optimizers.SGD(0.1)),
             }
         )
@@ -196,12 +192,8 @@ def by_name(optimizer: Any) -> dict[str, Any]:
 
     The argument, the names and the errors are those of `groups_by_name`.
     """
-    return {name: group.optimizer for name, group in _every_group(optimizer)}
-
-
-def frozen_until(optimizer: Any) -> dict[str, int]:
-    """Returns the step from which each optimizer updates its variables, by its name."""
-    return {name: group.frozen_until for name, group in _every_group(optimizer)}
+    groups = groups_by_name(optimizer).values()
+    return {name: group.optimizer for of_name in groups for name, group in of_name.items()}
 
 
 def figure(kind: str, name: str) -> str:
@@ -212,10 +204,6 @@ def figure(kind: str, name: str) -> str:
       name: Name of the optimizer.
     """
     return kind if name == ONLY else f"{kind}/{name}"
-
-
-def _every_group(optimizer: Any) -> list[tuple[str, Group]]:
-    return [pair for groups in groups_by_name(optimizer).values() for pair in groups.items()]
 
 
 def _groups(name: str, optimizer: Any) -> dict[str, Group]:

@@ -16,7 +16,7 @@ from ddl.distribution.devices import describe_devices
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, DdlError
-from ddl.optimizers.groups import ONLY, by_name, frozen_until
+from ddl.optimizers.groups import ONLY, by_name
 from ddl.optimizers.learning_rate import LearningRate, learning_rate_at
 from ddl.run.callbacks import AfterEvaluation, AfterSave, Every
 from ddl.run.comparing import check_same_on_all, compare_with_saved_config
@@ -234,14 +234,8 @@ def _batch(pipeline: BatchPipeline, replicas: int) -> str:
 def _learning_rates(trainer: Trainer, total: int) -> dict[str, str]:
     """Describes the learning rate of each optimizer; refuses one that is unusable."""
     described: dict[str, str] = {}
-    frozen = frozen_until(trainer.optimizer)
     for name, optimizer in by_name(trainer.optimizer).items():
-        if (first := frozen[name]) >= total > 0:
-            raise ConfigError(
-                f"The parameter group {name!r} is frozen until step {first:,}, but the run ends at "
-                f"step {total:,}. Lower Group.frozen_until, or freeze layers by trainable = False."
-            )
-        texts = _learning_rate(optimizer, (total - first) * (trainer.updates_per_step[name] or 1))
+        texts = _learning_rate(optimizer, total * (trainer.updates_per_step[name] or 1))
         of = "" if name == ONLY else f" ({name})"
         described |= {f"{what}{of}": text for what, text in texts.items()}
     return described

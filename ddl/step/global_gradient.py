@@ -26,7 +26,7 @@ from ddl.step import gradients as gradient_path
 from ddl.step.compiled import Compiler
 from ddl.step.gradients import Variables, check_same_shapes
 from ddl.step.loss import Loss
-from ddl.step.moving_statistics import Statistics
+from ddl.step.moving_statistics import average_over_replicas
 from ddl.step.overflow import all_finite
 from ddl.step.rows import dense_if_compiled, gradient_sums
 from ddl.step.sharding import InShares, Sharding
@@ -76,7 +76,7 @@ class GlobalGradient:
     pipelines: Mapping[str, BatchPipeline]
     all_reduce: AllReduce
     scales: bool
-    moved_alone: Statistics | None
+    moved_alone: Sequence[tf.Variable] | None
     complete: Variables
     remat: Mapping[int, str] | None
     by_rows: Container[int]
@@ -111,7 +111,7 @@ class GlobalGradient:
         # With `each`, the sum of the weights of the data comes last.
         sums, weight = (sums, sums[0]) if made.each is None else (sums[:-1], sums[-1])
         widest = gradient_path.widest([variable.value for variable in variables])
-        counts = loss.training.weighs or loss.training.entries > 1  # losses, and not examples
+        counts = loss.form.weighs or loss.form.entries > 1  # losses, and not examples
         is_of_data = made.each is not None or not counts
         factor = self._factor(made, weight, is_of_data, widest)
         return Reduced(values, factor, finite, sums)
@@ -120,10 +120,10 @@ class GlobalGradient:
         """Returns gradients and metric sums of each replica before any reduce; see `__call__`."""
         if made.each is not None:
             self._check_each(loss)
-        tables = loss.training.tables if self.microbatches > 1 else {}
+        tables = loss.form.tables if self.microbatches > 1 else {}
         size = self.pipelines[made.batch.source].global_batch_size
         form = gradient_sums(variables, tables, size, self.microbatches, self.strategy)
-        length = loss.training.metrics.size + (made.each is not None)
+        length = loss.form.metrics.size + (made.each is not None)
 
         def one(own: Pass, index: tf.Tensor | int) -> Any:
             gradients, sums = self._of_microbatch(loss, variables, own, index)
@@ -150,11 +150,11 @@ class GlobalGradient:
             features, microbatch = self._examples(own, index)
             with microbatch.forward():
                 weighed, sums, _ = loss.weighed(features, training=True)
-            totals = tf.cast(tf.reduce_sum(weighed, axis=0), tf.float64)
+            totals = tf.reshape(tf.cast(tf.reduce_sum(weighed, axis=0), tf.float64), [-1])
             # The sum of weights counts each entry of an example.
-            return tf.concat([sums[:1] / weighed.shape[1], totals], axis=0)
+            return tf.concat([sums[:1] / loss.form.entries, totals], axis=0)
 
-        zeros = lambda: tf.zeros([1 + loss.training.entries], tf.float64)  # noqa: E731
+        zeros = lambda: tf.zeros([1 + loss.form.entries], tf.float64)  # noqa: E731
         total = self.all_reduce.of_sums(self._over_microbatches(one, made, zeros))
         return total[1:], total[0]
 
@@ -193,7 +193,7 @@ class GlobalGradient:
         if self.microbatches > 1:  # the loop's tensors have no device: reduce would not pack them
             summed = self.strategy.run(tf.nest.map_structure, args=(tf.identity, summed))
         if self.moved_alone is not None:
-            self.moved_alone.average()
+            average_over_replicas(self.moved_alone, self.strategy)
         return summed
 
     @property
@@ -280,9 +280,9 @@ class GlobalGradient:
         kind = keras.layers.BatchNormalization
         reasons = {
             "BatchNormalization, since the gradient of an example must be its own. Use "
-            "GroupNormalization": any(isinstance(x, kind) for x in loss.training.layers),
+            "GroupNormalization": any(isinstance(x, kind) for x in loss.form.layers),
             "ddl.gather, since the gradient of an example must be its own. Leave out `each`, or "
-            "compute each loss from its example": loss.training.gathers,
+            "compute each loss from its example": loss.form.gathers,
             "Trainer.remat, which would compute the layers again for each example. Leave it out, "
             "and raise accumulation_steps to need less memory": self.remat is not None,
         }
@@ -308,7 +308,7 @@ def _losses_of_examples(loss: Loss, features: dict[str, tf.Tensor]) -> tuple[tf.
     loss.losses_of_layers()  # which are refused
     rows = weighed.shape[0]
     losses = tf.reduce_sum(tf.reshape(weighed, [rows, -1]), axis=1)
-    if loss.training.entries > 1:
+    if loss.form.entries > 1:
         total = tf.reduce_sum(tf.reshape(weight, [rows, -1]), axis=1)
         losses = tf.math.divide_no_nan(losses * tf.cast(of_data, losses.dtype), total)
     return losses, tf.concat([sums, [tf.reduce_sum(tf.cast(of_data, tf.float64))]], axis=0)

@@ -6,6 +6,7 @@ gradient is divided once by the global Σ weight / B.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -30,7 +31,7 @@ class Form(NamedTuple):
 
     Attributes:
       metrics: Layout of the metric sums.
-      entries: Number of losses of an example.
+      entry: Shape and dtype of the losses of an example.
       weighs: Whether the task returns weights, so that Σ weight may differ from the batch size.
       gathers: Whether the loss calls `ddl.gather`.
       tables: The variables of which the loss looks up single rows (`ddl.step.rows`).
@@ -40,13 +41,18 @@ class Form(NamedTuple):
     """
 
     metrics: MetricSums
-    entries: int
+    entry: tf.TensorSpec
     weighs: bool
     gathers: bool
     tables: Mapping[int, Table]
     layers: Sequence[keras.layers.Layer]
     placing: Mapping[Any, int] | None
     moved: Sequence[str]
+
+    @property
+    def entries(self) -> int:
+        """Number of losses of an example."""
+        return math.prod(self.entry.shape)
 
 
 @dataclasses.dataclass(eq=False)
@@ -56,45 +62,22 @@ class Loss:
     Attributes:
       task: The task.
       function: The loss function; it takes features and `training`.
-      source: Name of the source of its examples.
       global_batch_size: B above.
-      probe: Probes the loss for training (True) or evaluation.
       replicas: Number of replicas.
+      form: What the probes found (`Form`); None before.
       where: Name of the loss in errors.
     """
 
     task: Task
     function: LossFunction
-    source: str
     global_batch_size: int
-    probe: Callable[["Loss", bool], Form]
     replicas: int
-    _forms: dict[bool, Form] = dataclasses.field(default_factory=dict)
+    form: Any = None
 
     @property
     def where(self) -> str:
         """See above."""
         return f"{type(self.task).__name__}.{getattr(self.function, '__name__', 'per_example')}"
-
-    def form(self, training: bool) -> Form:
-        """Returns what the probes found for training or evaluation; the first call probes.
-
-        Eager, cross-replica context.
-
-        Raises:
-          ConfigError: If the task's losses, weights or metrics have wrong types or shapes, or
-            depend on other examples; if the loss draws by Python or NumPy, or writes a variable
-            that no checkpoint holds.
-          DataError: If the task ignores a feature such as "sample_weight".
-        """
-        if training not in self._forms:
-            self._forms[training] = self.probe(self, training)
-        return self._forms[training]
-
-    @property
-    def training(self) -> Form:
-        """The form in training."""
-        return self.form(True)
 
     def of(self, function: LossFunction) -> "Loss":
         """Returns this loss for an equal function, such as one that each trace defines anew."""
@@ -132,7 +115,7 @@ class Loss:
         Returns:
           Weighted losses, [batch, …]; the metric sums; and the weights, [batch, …].
         """
-        form = self.form(training)
+        form: Form = self.form
         features = dict(features)
         example_weight = features.pop("weight")
         if (current := microbatch.current()) is not None:
@@ -191,32 +174,13 @@ class Loss:
 
 @dataclasses.dataclass
 class Values:
-    """A function of the examples in the form of a loss, with one value for each entry.
-
-    Attributes:
-      function: The function.
-      where: Description of the caller, for errors.
-      like: A result of the function, which tells shape and dtype; None before the first call.
-    """
+    """A function of the examples in the form of a loss; equal to that of an equal function."""
 
     function: OfExamples
-    where: str = dataclasses.field(compare=False)
-    like: Any = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         self.__name__ = getattr(self.function, "__name__", "")
 
     def __call__(self, features: dict[str, Any], training: bool) -> PerExample:
-        """Returns the values as losses, [batch, entries].
-
-        Raises:
-          ConfigError: If they are no float tensor with a value for each example.
-        """
-        values = self.function(features, training)
-        if not hasattr(values, "dtype") or not tf.as_dtype(values.dtype).is_floating:
-            values = None
-        if values is None or not values.shape.rank:
-            where = f"{self.where}: the function {self.__name__!r}"
-            raise ConfigError(f"{where} must return a float tensor with the batch first.")
-        self.like = tf.TensorSpec(values.shape[1:], values.dtype)
-        return PerExample(tf.reshape(values, [values.shape[0], -1]))
+        """Returns the values as losses, [batch, …]."""
+        return PerExample(tf.convert_to_tensor(self.function(features, training)))

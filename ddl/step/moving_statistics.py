@@ -12,40 +12,34 @@ import tensorflow as tf
 from ddl.distribution.traits import traits_of
 
 
-class Statistics:
-    """The variables that layers write in their forward pass.
+def statistics_of(
+    layers: Iterable[keras.layers.Layer], strategy: tf.distribute.Strategy
+) -> list[tf.Variable]:
+    """Returns the strategy's variables that layers write in their forward pass.
 
-    Attributes:
-      variables: The strategy's distributed variables.
+    These are the layers' non-trainable variables that were made in the strategy's scope. Frozen
+    weights are excluded, and so are variables made outside the scope, such as the moments of an
+    adapted Normalization layer, which replicas only read.
     """
+    made = [v.value for layer in layers for v in layer._non_trainable_variables]
+    return [v for v in made if strategy.extended.variable_created_in_scope(v)]
 
-    def __init__(self, layers: Iterable[keras.layers.Layer], strategy: tf.distribute.Strategy):
-        """Collects the layers' non-trainable variables that were made in the strategy's scope.
 
-        Frozen weights are excluded, and so are variables made outside the scope, such as the
-        moments of an adapted Normalization layer, which replicas only read.
-        """
-        self._strategy = strategy
-        made = [v.value for layer in layers for v in layer._non_trainable_variables]
-        self.variables = [v for v in made if strategy.extended.variable_created_in_scope(v)]
+def average_over_replicas(
+    variables: Iterable[tf.Variable], strategy: tf.distribute.Strategy
+) -> None:
+    """Sets floating-point variables to their means over the replicas, by one all-reduce.
 
-    @property
-    def floating(self) -> list[tf.Variable]:
-        """The floating-point variables, which can be averaged."""
-        return [variable for variable in self.variables if variable.dtype.is_floating]
-
-    def average(self) -> None:
-        """Sets each floating-point variable to its mean over the replicas, by one all-reduce.
-
-        Cross-replica context, in a graph.
-        """
-        if self._strategy.num_replicas_in_sync == 1 or not self.floating:
-            return
-        extended = self._strategy.extended
-        values = self._strategy.run(lambda: [v.read_value() for v in self.floating])
-        means = extended.batch_reduce_to("MEAN", list(zip(values, self.floating, strict=True)))
-        for variable, mean in zip(self.floating, means, strict=True):
-            extended.update(variable, lambda v, x: v.assign(x), args=(mean,))
+    Other variables are left alone. Cross-replica context, in a graph.
+    """
+    floating = [variable for variable in variables if variable.dtype.is_floating]
+    if strategy.num_replicas_in_sync == 1 or not floating:
+        return
+    values = strategy.run(lambda: [v.read_value() for v in floating])
+    pairs = list(zip(values, floating, strict=True))
+    means = strategy.extended.batch_reduce_to("MEAN", pairs)
+    for variable, mean in zip(floating, means, strict=True):
+        strategy.extended.update(variable, lambda v, x: v.assign(x), args=(mean,))
 
 
 @contextmanager

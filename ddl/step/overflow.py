@@ -45,11 +45,13 @@ class KeptValues:
             update = self._strategy.extended.update
             update(variable, lambda own, kept: own.assign(kept), args=(value,))
 
-    def unless_overflow(self, finite: tf.Tensor, change: Callable[[], tf.Tensor]) -> tf.Tensor:
+    def unless_overflow(
+        self, finite: tf.Tensor | None, change: Callable[[], tf.Tensor]
+    ) -> tf.Tensor:
         """Changes variables if the gradients are finite, and else restores the kept ones.
 
         Args:
-          finite: Whether the sums over the replicas are finite, bool [].
+          finite: Whether the sums over the replicas are finite, bool []; None: nobody asked.
           change: Applies gradients and returns their global norm, float64 [].
 
         Returns:
@@ -60,6 +62,8 @@ class KeptValues:
             self.restore()
             return tf.zeros([], tf.float64)
 
+        if finite is None:
+            return change()
         with on_host_if_placed(self._strategy):  # which asks once, not once for each device
             finite = tf.identity(finite)
         return tf.cond(finite, change, skip)

@@ -21,7 +21,6 @@ All runs are on one device and leave every variable unchanged.
 
 import dataclasses
 import itertools
-import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -105,8 +104,11 @@ class Probes:
         """Probes a loss for training or for evaluation.
 
         Raises:
-          ConfigError: See `Loss.form`, as for DataError.
-          DataError: If the data cannot be read.
+          ConfigError: If the task's losses, weights or metrics have wrong types or shapes, or
+            depend on other examples; if the loss draws by Python or NumPy, or writes a variable
+            that no checkpoint holds.
+          DataError: If the data cannot be read, or the task ignores a feature such as
+            "sample_weight".
           Exception: Any error of the task.
         """
         probe = Probe(self.task, self.strategy, loss, pipeline, training, self._read)
@@ -133,7 +135,7 @@ class Probes:
         every = layers_of(self.task)
         return Form(
             metrics=MetricSums(first.output, loss.where),
-            entries=math.prod(first.output.loss.shape[1:]),
+            entry=tf.TensorSpec(first.output.loss.shape[1:], first.output.loss.dtype),
             weighs=first.output.weight is not None,
             gathers=current.has_gathered,
             tables=tables_in(graph, current.rows),

@@ -14,32 +14,30 @@ it. In an update, optimizers *apply* gradients, and averages *move*.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from ddl.data.batch import Batch
-from ddl.data.pipeline import BatchPipeline
+from ddl.errors import ConfigError
 from ddl.optimizers.checks import refusing_reductions
 from ddl.optimizers.fused import by_kernels
 from ddl.precision import LossScale
 from ddl.step import gradients as gradient_path
-from ddl.step.compiled import Compiler
 from ddl.step.global_gradient import GlobalGradient
 from ddl.step.gradients import Gradient, Variables, trainable_variables
-from ddl.step.loss import Loss
 from ddl.step.metric_sums import SumsOfLosses
-from ddl.step.moving_statistics import Statistics
 from ddl.step.overflow import KeptValues
-from ddl.step.planning import BUILT_IN, Part, Plan, does_other_things
-from ddl.step.sharding import Sharding, apply_to_shares
+from ddl.step.planning import BUILT_IN, Part, Plan
+from ddl.step.sharding import apply_to_shares
 from ddl.step.state import Pass, StepBatch, TrainingState
 from ddl.step.sums import fixed_order_of_sums
 from ddl.step.update import FINITE, Update
 from ddl.step.weight_average import WeightAverages
-from ddl.tasks.task import LossFunction, Task, has_step
+from ddl.tasks.parts import layers_of, own_variables_of
+from ddl.tasks.task import Task, has_step
 
 Results = dict[str, tf.Tensor]
 """Figures of an update by name (`ddl.step.update.Update.results`)."""
@@ -68,40 +66,15 @@ class TrainStep:
     plan: Plan
     gradient: GlobalGradient
     optimizers: Mapping[str, keras.optimizers.Optimizer]
-    moving: Statistics
+    moving: Sequence[tf.Variable]
     averages: WeightAverages | None
     clips: Mapping[str, float | None]
     loss_scale: LossScale | None
 
     @property
-    def strategy(self) -> tf.distribute.Strategy:
-        """The strategy under which it runs."""
-        return self.gradient.strategy
-
-    @property
-    def compiler(self) -> Compiler:
-        """Compiles its pieces, or not."""
-        return self.gradient.compiler
-
-    @property
-    def sharding(self) -> Sharding | None:
-        """The shares of the optimizers' slots; None: each replica holds whole slots."""
-        return self.gradient.sharding
-
-    @property
-    def pipelines(self) -> Mapping[str, BatchPipeline]:
-        """The pipeline of each source of batches, by its name; the first one counts epochs."""
-        return self.gradient.pipelines
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether XLA compiles an update as one piece."""
-        return self.compiler.is_whole
-
-    @property
     def metrics(self) -> SumsOfLosses:
         """Layout of the metric sums."""
-        return SumsOfLosses({n: loss.training.metrics for n, loss in self.plan.losses.items()})
+        return SumsOfLosses({n: loss.form.metrics for n, loss in self.plan.losses.items()})
 
     @property
     def changing_fields(self) -> list[str]:
@@ -124,99 +97,90 @@ class TrainStep:
         Raises:
           ConfigError: If the task cannot be trained; while tracing.
         """
+        compiler = self.gradient.compiler
 
         def made() -> TrainingState:
             results = self._results(batches, state)
-            return self.compiler(lambda: self._next_state(state, results))
+            return compiler(lambda: self._next_state(state, results))
 
-        return self.compiler.whole(lambda: self.compiler(made), made)
+        return compiler.whole(lambda: compiler(made), made)
 
     def _results(self, batches: Mapping[str, Batch], state: TrainingState) -> Results:
         """Makes an update, or restores all that it changed if a gradient overflows."""
-        is_own, kept = has_step(self.task), None
-        if self.loss_scale is not None:
-            slots = [v.value for one in self.optimizers.values() for v in one.variables]
-            changed = [*self.plan.changed, *slots] if is_own else self.moving.variables
-            kept = KeptValues(changed, self.strategy)
+        is_own = has_step(self.task)
+        changed = self._every_variable() if is_own else self.moving
+        kept = KeptValues(changed if self.loss_scale else [], self.gradient.strategy)
         step = self._own_step if is_own else self._built_in_step
         results, apply = step(batches, state)
 
         def change() -> tf.Tensor:
             norm = apply()
-            self._move_averages(state)
+            if self.averages is not None:
+                self.averages.move(state.step + 1, self.gradient.compiler)
             return norm
 
-        if kept is None or FINITE not in results:
-            norm = change()
-        else:
-            norm = kept.unless_overflow(results[FINITE], change)
+        norm = kept.unless_overflow(results.get(FINITE), change)
         if not is_own:
             (name,) = self.plan.groups
             results[f"norms/{name}"] = tf.stack([norm, tf.ones_like(norm)])
         return results
+
+    def _every_variable(self) -> list[tf.Variable]:
+        """Returns all that a step can change: reading what it leaves alone copies nothing."""
+        layers = layers_of(self.task)
+        of_keras = [v.value for x in (*layers, *self.optimizers.values()) for v in x.variables]
+        extended = self.gradient.strategy.extended
+        every = {id(v): v for v in [*of_keras, *own_variables_of(self.task, layers)]}
+        return [v for v in every.values() if extended.variable_created_in_scope(v)]
 
     def _built_in_step(self, batches: Mapping[str, Batch], state: TrainingState) -> Made:
         """Computes the gradient of the built-in step, and leaves it to be applied."""
         variables, (name,) = trainable_variables(self.task.model), self.plan.groups
         made = Pass(StepBatch("", 0, batches[""]), state)
         reduced = self.gradient(self.plan.losses[BUILT_IN], variables, made, in_shares=True)
-        given = name, variables, reduced.values, reduced.factor, state
         results = {f"sums/{BUILT_IN}": reduced.sums}
         if reduced.finite is not None:
             results[FINITE] = reduced.finite
-        return results, functools.partial(self.apply, *given)
+        return results, lambda: self.apply(name, variables, reduced.values, reduced.factor)
 
     def _own_step(self, batches: Mapping[str, Batch], state: TrainingState) -> Made:
         """Runs the task's own step, which leaves nothing to be applied."""
         update = Update(self, state, batches)
         update.run()
-        if update.taken != self.plan.batches:
-            raise does_other_things(f"reads the batches {update.taken}")
+        if update.calls != self.plan.calls:
+            raise ConfigError(
+                f"{type(self.task).__name__}.step calls other verbs than when the Trainer was made."
+                " Leave out Python conditions on what changes, or use update.when."
+            )
         return update.results, lambda: tf.zeros([], tf.float64)
-
-    def _move_averages(self, state: TrainingState) -> None:
-        if self.averages is not None:
-            self.averages.move(state.step + 1, self.compiler)
 
     def _next_state(self, state: TrainingState, results: Results) -> TrainingState:
         # A loss that is computed within `moved` alone has these sums.
-        names = self.plan.losses
-        sums = {n: results.get(f"sums/{n}", results.get(f"moved/{n}")) for n in names}
-        vector = self.metrics.joined(sums)
-        changed: dict[str, tf.Tensor] = {}
-        finite = results.get(FINITE, tf.constant(True))
-        if self.loss_scale is None:
-            changed["step"] = state.step + 1
-        else:
-            changed["step"] = state.step + tf.cast(finite, tf.int64)
-            vector = tf.where(finite, vector, tf.zeros_like(vector))
+        names, finite = self.plan.losses, results.get(FINITE)
+        vector = self.metrics.joined(
+            {n: results.get(f"sums/{n}", results.get(f"moved/{n}")) for n in names}
+        )
+
+        def if_made(sums: tf.Tensor) -> tf.Tensor:
+            return sums if finite is None else tf.where(finite, sums, tf.zeros_like(sums))
+
+        made = 1 if finite is None else tf.cast(finite, tf.int64)
+        changed = {"batches": state.batches + 1, "step": state.step + made}
+        changed["sums"] = state.sums + if_made(vector)
+        if self.loss_scale is not None and finite is not None:
             scale, since = self.loss_scale.next(state.loss_scale, state.finite_updates, finite)
-            changed |= {"loss_scale": scale, "finite_updates": since}
-            in_a_row = state.skipped_in_a_row
-            changed["skipped_in_a_row"] = tf.where(finite, tf.zeros_like(in_a_row), in_a_row + 1)
+            in_a_row = tf.where(finite, tf.zeros([], tf.int64), state.skipped_in_a_row + 1)
+            changed |= {"loss_scale": scale, "finite_updates": since, "skipped_in_a_row": in_a_row}
         if "gradient_norms" in self.changing_fields:
             nothing = tf.zeros([2], tf.float64)
             norms = tf.concat([results.get(f"norms/{n}", nothing) for n in self.plan.groups], 0)
-            if self.loss_scale is not None:
-                norms = tf.where(finite, norms, tf.zeros_like(norms))
-            changed["gradient_norms"] = state.gradient_norms + norms
-        changed["sums"] = state.sums + vector
+            changed["gradient_norms"] = state.gradient_norms + if_made(norms)
         # Checked after the loop: if it ended at once, each update would wait for the one before.
-        batches, are_finite = state.batches + 1, tf.math.is_finite(changed["sums"])
-        changed["diverged_for"] = tf.where(are_finite, batches, state.diverged_for)
-        return state._replace(batches=batches, **changed)
+        are_finite = tf.math.is_finite(changed["sums"])
+        changed["diverged_for"] = tf.where(are_finite, changed["batches"], state.diverged_for)
+        return state._replace(**changed)
 
-    # ------------------------------------------------------------ for the verbs
-
-    def loss(self, known: dict[str, Loss], function: LossFunction, name: str, source: str) -> Loss:
-        """Returns a loss of the plan, for the function of this trace."""
-        if name not in known:
-            raise does_other_things(f"uses the loss {name!r}")
-        return known[name].of(function)
-
-    def apply(
-        self, optimizer: str, variables: Variables, values: Any, factor: Any, state: TrainingState
-    ) -> tf.Tensor:
+    def apply(self, optimizer: str, variables: Variables, values: Any, factor: Any) -> tf.Tensor:
         """Applies a gradient: penalties → clip → optimizers. Cross-replica context, in a graph.
 
         Parameter groups share one gradient: penalties and clipping see all of it, and each
@@ -227,36 +191,25 @@ class TrainStep:
           variables: The variables.
           values: The gradient, one value for each; or in shares.
           factor: A factor that is missing in it, [], or None.
-          state: The state before the update.
 
         Returns:
-          The global norm before clipping, float64 []; 0 without a limit of the norm. Frozen parts
-          do not count in it.
+          The global norm before clipping, float64 []; 0 without a limit of the norm.
         """
-        clip = self.clips[optimizer]
+        gradient, clip = self.gradient, self.clips[optimizer]
+        every = (self.plan.applied[group] for group in self.plan.groups[optimizer])
+        parts = [part for part in every if part.places(variables)]
+        optimizers = [part.optimizer for part in parts]
 
-        def apply(parts: list[Part]) -> tf.Tensor:
-            if self.sharding is not None:
-                return apply_to_shares(self.sharding, values, factor, variables, parts, clip)
-            optimizers = [part.optimizer for part in parts]
-
-            def on_replica(own: Any, factor: Any) -> tf.Tensor:
-                piece = functools.partial(_apply, own, factor, variables, parts, clip)
-                return self.compiler.of_update(piece, variables, optimizers)
-
-            with refusing_reductions(self.strategy), by_kernels(optimizers):
-                norms = self.strategy.run(on_replica, args=(values, factor))
-            return self.strategy.experimental_local_results(norms)[0]
-
-        def unless_frozen(parts: list[Part]) -> tf.Tensor:
-            if not (last := max((part.frozen_until for part in parts), default=0)):
-                return apply(parts)
-            others = [part for part in parts if part.frozen_until < last]
-            frozen = functools.partial(unless_frozen, others)
-            return tf.cond(state.step >= last, functools.partial(apply, parts), frozen)
+        def on_replica(own: Any, factor: Any) -> tf.Tensor:
+            piece = functools.partial(_apply, own, factor, variables, parts, clip)
+            return gradient.compiler.of_update(piece, variables, optimizers)
 
         with tf.name_scope("ddl_update"):
-            return unless_frozen(self.plan.parts(optimizer, variables))
+            if gradient.sharding is not None:
+                return apply_to_shares(gradient.sharding, values, factor, variables, parts, clip)
+            with refusing_reductions(gradient.strategy), by_kernels(optimizers):
+                norms = gradient.strategy.run(on_replica, args=(values, factor))
+            return gradient.strategy.experimental_local_results(norms)[0]
 
 
 def _apply(
@@ -267,9 +220,8 @@ def _apply(
         own = gradient_path.multiply(own, factor)
     own = gradient_path.add_regularization(own, variables)
     norm = tf.zeros([], tf.float64)
-    if clip is not None and parts:
-        applied = [own[place] for part in parts for place in part.places(variables)]
-        squared = gradient_path.squared_norm(applied)
+    if clip is not None:
+        squared = gradient_path.squared_norm(own)
         own, norm = gradient_path.clip_by_global_norm(own, clip, squared)
     for part in parts:
         pairs = [(own[place], variables[place]) for place in part.places(variables)]

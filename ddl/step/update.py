@@ -1,8 +1,8 @@
 """The verbs of a task's own step; each divides its work among replicas and microbatches."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import keras
@@ -42,7 +42,7 @@ class Update:
         "sums/LOSS" are the metric sums of a loss outside of `moved`, "moved/LOSS" those within it;
         "norms/OPTIMIZER" are sum and number of the gradient norms, float64 [2].
       taken: Number of batches taken of each source, by its name.
-      used: Names of the sources of which a verb has computed something.
+      functions: Function and source of each loss, mean and sum, by its name.
       applied: For each `apply` the optimizer's name, the variables, and whether it is in a branch.
       averaged: Variables that `average` moves.
     """
@@ -57,16 +57,16 @@ class Update:
         """
         self._engine, self._state, self._batches = engine, state, batches
         self._task, self._where = engine.task, f"{type(engine.task).__name__}.step"
-        self._strategy: tf.distribute.Strategy = engine.strategy
         self._plan, self._gradient = engine.plan, engine.gradient
+        self._strategy: tf.distribute.Strategy = engine.gradient.strategy
         self.results: dict[str, tf.Tensor] = {}
-        self.taken, self.used = dict.fromkeys(batches, 1), set[str]()
+        self.taken = dict.fromkeys(batches, 1)
         self.applied: list[tuple[str, Sequence[keras.Variable], bool]] = []
         self.averaged: list[tf.Variable] = []
-        self._functions: dict[str, Any] = {}
+        self.functions: dict[str, tuple[Any, str]] = {}
         self._passes, self._moved, self._in_branch = 0, set[int](), False
         self._place: Any = _place()
-        seed = next(iter(engine.pipelines.values())).seed
+        seed = next(iter(engine.gradient.pipelines.values())).seed
         counter = next(iter(batches.values())).counter
         self._draws = Microbatch(
             seed=seed, training=True, counter=counter, first_row=0, rows=0, draws=-1
@@ -87,11 +87,25 @@ class Update:
             )
 
         given = {name: StepBatch(name, 0, batch) for name, batch in self._batches.items()}
-        with self._draws.forward(), _explained(self._task), tf.variable_creator_scope(refuse):
-            self._task.step(self, given[""] if list(given) == [""] else given)
+        try:
+            with self._draws.forward(), tf.variable_creator_scope(refuse):
+                self._task.step(self, given.get("", given))
+        except Exception as error:
+            message = str(error) if isinstance(error, ConfigError) else self._meaning(error)
+            if message is None:
+                raise
+            place = place_of(error)
+            text = message if place is None else f"{message}\n{place.note}"
+            raise ConfigError(text) from error
         self._place = None
         if self._moved:
             raise ConfigError("update.moved must be used in a `with` statement.")
+
+    @property
+    def calls(self) -> Any:
+        """What the step has called, to be compared with another trace."""
+        applied = [(name, *map(id, variables)) for name, variables, _ in self.applied]
+        return list(self.functions), self.taken, applied
 
     @property
     def step(self) -> tf.Tensor:
@@ -153,8 +167,8 @@ class Update:
         """
         if each is not None:
             check_takes("`each` of update.gradients", each, ("gradients",))
-        engine, made = self._engine, Pass(batch, self._state, self._next_draws(same_draws_as), each)
-        kept = None if moves_statistics else KeptValues(engine.moving.variables, self._strategy)
+        made = Pass(batch, self._state, self._next_draws(same_draws_as), each)
+        kept = None if moves_statistics else KeptValues(self._engine.moving, self._strategy)
         variables, reduced = self._reduced(loss, made, model, name)
         if kept is not None:
             kept.restore()
@@ -225,10 +239,9 @@ class Update:
     ) -> tf.Tensor:
         self._check(verb, batch)
         check_takes(f"The function of update.{verb}", function, ("features", "training"))
-        values = Values(function, f"update.{verb}")
-        loss, _ = self._loss(self._plan.means, values, name, batch)
+        loss, _ = self._loss(self._plan.means, Values(function), name, batch)
         total, weight = self._gradient.sums(loss, Pass(batch, self._state, self._next_draws()))
-        like = loss.function.like
+        like = loss.form.entry
         value = tf.math.divide_no_nan(total, weight) if verb == "mean" else total
         holds = verb == "mean" or like.dtype.size > 2  # half precision holds no sum
         value = tf.cast(value, like.dtype if holds else tf.float32)
@@ -282,7 +295,7 @@ class Update:
         self._check_not_moved("apply", [v.value for v in variables])
         name = self._name_of_optimizer(optimizer)
         self.applied.append((name, variables, self._in_branch))
-        norm = self._engine.apply(name, variables, values, factor, self._state)
+        norm = self._engine.apply(name, variables, values, factor)
         self._add(f"norms/{name}", tf.stack([norm, tf.ones_like(norm)]))
 
     def moved(self, model: Any, by: Gradients) -> AbstractContextManager[None]:
@@ -403,7 +416,7 @@ class Update:
             )
 
     def _loss(
-        self, known: Mapping[str, Loss], function: Any, name: str | None, batch: StepBatch
+        self, known: dict[str, Loss], function: Any, name: str | None, batch: StepBatch
     ) -> tuple[Any, str]:
         """Returns the loss of a function in this trace, and its name: the given or its own."""
         name = getattr(function, "__name__", None) if name is None else name
@@ -413,17 +426,13 @@ class Update:
                 f'underscores, got {function!r:.80}. Pass a method of the task, or name="…".'
             )
         check_takes(f"{self._where}: {name}", function, ("features",), ("training",))
-        loss = self._engine.loss(known, function, name, batch.source)
-        first, other = (self._engine.pipelines[source] for source in (loss.source, batch.source))
-        same = first.element_spec == other.element_spec
-        same &= first.global_batch_size == other.global_batch_size
-        if self._functions.setdefault(name, function) != function or not same:
+        given = function, batch.source
+        if self.functions.setdefault(name, given) != given:
             raise ConfigError(
-                f"{self._where}: two losses have the name {name!r}, or one has it for sources of "
-                'other features or batch sizes. Pass name="…" for one of them.'
+                f"{self._where}: two losses have the name {name!r}, or one has it for two sources. "
+                'Pass name="…" for one of them.'
             )
-        self.used.add(batch.source)
-        return loss, name
+        return self._plan.loss(known, function, name, batch.source), name
 
     def _check_not_moved(self, verb: str, variables: Sequence[tf.Variable]) -> None:
         if any(id(variable) in self._moved for variable in variables):
@@ -431,12 +440,7 @@ class Update:
 
     def _variables(self, verb: str, model: Any) -> list[keras.Variable]:
         """Returns the trainable variables of a model; None means the task's own."""
-        if model is None and not hasattr(self._task, "model"):
-            raise ConfigError(
-                f"{self._where}: the task has no `model`. Name a model, a layer or variables, such "
-                "as update.minimize(loss, batch, self.generator)."
-            )
-        given = self._task.model if model is None else model
+        given = getattr(self._task, "model", None) if model is None else model
         return trainable_variables(given, f"`model` of update.{verb}")
 
     def _name_of_optimizer(self, name: str | None) -> str:
@@ -450,6 +454,25 @@ class Update:
             )
         return name
 
+    def _meaning(self, error: Exception) -> str | None:
+        """Returns the message for a misuse that Python or TensorFlow reports, or None."""
+        text, asked = str(error), getattr(error, "obj", None)
+        in_python = isinstance(error, tf.errors.OperatorNotAllowedInGraphError)
+        if in_python or "'SymbolicTensor'" in text or "symbolic tf.Tensor" in text:
+            return (
+                f"{self._where} uses a tensor where Python needs a value, such as in `if`. Use "
+                "update.when(condition, function), or a Python `for` over a range."
+            )
+        if "is out of scope" in text:
+            text = "uses a value of update.when outside of it. Use it within its function."
+            return f"{self._where} {text}"
+        if isinstance(error, TypeError) and text.startswith(("Update.", "Gradients.")):
+            return f"{self._where}: {text}."
+        ours = asked is self._task or isinstance(asked, Update | Gradients | StepBatch)
+        if isinstance(error, AttributeError) and ours:
+            return f"{text}.{did_you_mean(str(error.name), dir(asked))}"
+        return None
+
 
 def _place() -> Any:
     """Returns graph and replica context, in which a verb is called."""
@@ -459,39 +482,3 @@ def _place() -> Any:
 def _check_gradients(where: str, given: Any) -> None:
     if not isinstance(given, Gradients):
         raise ConfigError(f"{where} takes the result of update.gradients, got {given!r:.80}.")
-
-
-@contextmanager
-def _explained(task: Any) -> Iterator[None]:
-    """Converts errors of a task's step in the `with` block, and adds the user's line to them."""
-    try:
-        yield
-    except Exception as error:
-        message = str(error) if isinstance(error, ConfigError) else _meaning(error, task)
-        if message is None:
-            raise
-        place = place_of(error)
-        text = message if place is None else f"{message}\n{place.note}"
-        raise ConfigError(text) from error
-
-
-def _meaning(error: Exception, task: Any) -> str | None:
-    """Returns the message for a misuse that Python or TensorFlow reports; None for other errors."""
-    where, text = f"{type(task).__name__}.step", str(error)
-    in_python = isinstance(error, tf.errors.OperatorNotAllowedInGraphError)
-    if in_python or "'SymbolicTensor'" in text or "symbolic tf.Tensor" in text:
-        return (
-            f"{where} uses a tensor where Python needs a value, such as in `if`. Use "
-            "update.when(condition, function), or a Python `for` over a range."
-        )
-    if "is out of scope" in text:
-        return f"{where} uses a value of update.when outside of it. Use it within its function."
-    if isinstance(error, TypeError) and text.startswith(("Update.", "Gradients.")):
-        return f"{where}: {text}."
-    asked = getattr(error, "obj", None)
-    ours = asked is task or isinstance(asked, Update | Gradients | StepBatch)
-    if isinstance(error, AttributeError) and ours:
-        known = [attribute for attribute in dir(asked) if not attribute.startswith("_")]
-        name, near = type(asked).__name__, did_you_mean(str(error.name), known)
-        return f"{name} has no attribute {error.name!r}.{near}"
-    return None

@@ -33,6 +33,7 @@ from ddl.distribution.path import on_host
 from ddl.errors import ConfigError, WorkerLost
 from ddl.output import say
 from ddl.random import batch_counter
+from ddl.step.effects import nodes_of
 from ddl.step.state import TrainingState
 from ddl.step.train_step import TrainStep
 from ddl.training.device_errors import device_errors
@@ -106,8 +107,7 @@ class BatchWorkers:
         made = tf.function(
             lambda: tf.data.experimental.to_variant(self._dataset()), autograph=False
         )
-        definition = made.get_concrete_function().graph.as_graph_def()
-        nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
+        nodes = nodes_of(made.get_concrete_function().graph)
         return next((node for node in nodes if node.op in _PYTHON), None)
 
     def ranges(self, first: int, total: int) -> Iterator[tuple[int, int]]:
@@ -131,16 +131,10 @@ class BatchWorkers:
         """
         rows: dict[str, tf.Tensor] = {}
         if self._arrays is not None:
-            index, weight = batch_indices(
-                first,
-                count,
-                num_examples=len(self._source),
-                global_batch_size=self._pipeline.global_batch_size,
-                seed=self._pipeline.order_seed,
-                shuffle=self._pipeline.shuffle,
-            )
+            order = self._pipeline.order(self._pipeline.global_batch_size)
             # As texts, whose form does not depend on `count`: the function is traced once.
-            rows = {n: tf.io.serialize_tensor(v) for n, v in (("index", index), ("weight", weight))}
+            texts = map(tf.io.serialize_tensor, batch_indices(first, count, **order))
+            rows = dict(zip(("index", "weight"), texts, strict=True))
         numbers = [tf.constant(number, tf.int64) for number in (first, count)]
         with device_errors(), data_errors(self._source):
             return self._coordinator.schedule(function, (self._data, rows, *numbers, *tensors))
@@ -213,10 +207,9 @@ class CoordinatedLoop:
           ConfigError: If workers can neither be sent the data nor read them.
         """
         self.trace_count = 0
-        self._is_traced = False
         self._update = update
-        (pipeline,) = update.pipelines.values()
-        self._workers = BatchWorkers(update.strategy, pipeline)
+        strategy, (pipeline,) = update.gradient.strategy, update.gradient.pipelines.values()
+        self._workers = BatchWorkers(strategy, pipeline)
         # Keras reads the optimizer's count, adds one and writes it back, which loses concurrent
         # updates. An add on the parameter server replaces the instance's hook.
         (optimizer,) = update.optimizers.values()
@@ -226,7 +219,7 @@ class CoordinatedLoop:
         )
         self._step: tf.Variable = count
         self._empty = state.without_metrics()
-        with update.strategy.scope():
+        with strategy.scope():
             self._sums = tf.Variable(state.sums, trainable=False)
             self._norms = tf.Variable(state.gradient_norms, trainable=False)
             # How many batches of each range any worker has started.
@@ -237,9 +230,8 @@ class CoordinatedLoop:
 
     def trace(self, state: TrainingState) -> None:
         """Traces the workers' function; see `TrainingLoop.trace`."""
-        if not self._is_traced:
+        if not self.trace_count:
             self._train(state, [(int(state.batches), 0)])
-            self._is_traced = True
 
     def run(self, state: TrainingState, end: int) -> TrainingState:
         """Trains to step `end`, or less far if updates were skipped or lost; returns the state.

@@ -16,11 +16,11 @@ from ddl.optimizers.groups import Optimizers, groups_by_name
 from ddl.precision import LossScale
 from ddl.random import hashed
 from ddl.step.loss import Loss
-from ddl.step.planning import Plan, plan_built_in, plan_own
+from ddl.step.planning import Plan, plan_of
 from ddl.step.probes import Probes
 from ddl.tasks.parts import layers_of
 from ddl.tasks.task import LossFunction, Task, evaluation_loss, has_step
-from ddl.training.checks import check_created_in_scope, sizes_by_source
+from ddl.training.checks import sizes_by_source
 
 
 def training_pipelines(
@@ -90,7 +90,6 @@ def probed_loss(
     strategy: tf.distribute.Strategy,
     pipeline: BatchPipeline,
     function: LossFunction | None = None,
-    source: str = "",
 ) -> Loss:
     """Returns a loss after its probes.
 
@@ -100,7 +99,6 @@ def probed_loss(
       strategy: The strategy.
       pipeline: The examples.
       function: A loss in training; None takes the loss of an evaluation.
-      source: Name of the source.
 
     Raises:
       ConfigError: If the task cannot be evaluated, or the probes find a fault.
@@ -112,13 +110,8 @@ def probed_loss(
             f"{type(task).__name__} cannot be evaluated. Give it a method evaluate(features) that "
             "returns a ddl.PerExample, or leave out eval_data."
         )
-    data = [pipeline]  # without which the loss would keep the data of an evaluation alive
-    form = lambda loss, training: probes.form(loss, data[0], training)  # noqa: E731
-    replicas = strategy.num_replicas_in_sync
-    loss = Loss(task, function, source, pipeline.global_batch_size, form, replicas)
-    loss.form(training)
-    if not training:
-        data.clear()
+    loss = Loss(task, function, pipeline.global_batch_size, strategy.num_replicas_in_sync)
+    loss.form = probes.form(loss, pipeline, training)
     return loss
 
 
@@ -142,9 +135,8 @@ def planned(
       ConfigError: If the step cannot be made of these, or the model was made outside of the scope.
     """
     name, groups = type(task).__name__, groups_by_name(optimizer)
-    every = [group for of_name in groups.values() for group in of_name.values()]
-    is_plain = len(every) == len(groups) and not any(group.frozen_until for group in every)
-    if traits_of(strategy).asynchronous and (has_step(task) or not is_plain):
+    has_groups = any(len(of_name) > 1 for of_name in groups.values())
+    if traits_of(strategy).asynchronous and (has_step(task) or has_groups):
         what = f"{name}.step" if has_step(task) else "ParameterGroups"
         raise ConfigError(
             f"--strategy=parameter_server cannot run {what}: its workers make the updates of one "
@@ -157,24 +149,20 @@ def planned(
         )
 
     def loss_of(function: LossFunction, source: str) -> Loss:
-        return probed_loss(probes, task, strategy, train[source], function, source)
+        return probed_loss(probes, task, strategy, train[source], function)
 
     with Workers(strategy).failing_together():
-        if has_step(task):
-            plan = plan_own(task, groups, loss_of, strategy, train)
-        else:
-            plan = plan_built_in(task, groups, loss_of)
+        plan = plan_of(task, groups, loss_of, strategy, train)
     for source, pipeline in train.items():
         pipeline.batches_per_update = plan.batches[source]
     plan.check_microbatches(next(iter(train.values())).microbatches)
-    check_created_in_scope(plan.trained, strategy)
     return plan
 
 
 def normalizing_layers(plan: Plan) -> list[keras.layers.BatchNormalization]:
     """Returns the layers that take moments of a microbatch in training."""
     losses = (*plan.losses.values(), *plan.means.values())
-    every = {id(layer): layer for one in losses for layer in one.training.layers}
+    every = {id(layer): layer for one in losses for layer in one.form.layers}
     return [x for x in every.values() if isinstance(x, keras.layers.BatchNormalization)]
 
 

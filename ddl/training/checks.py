@@ -25,7 +25,7 @@ from ddl.errors import ConfigError, DataError, TrainingDiverged
 from ddl.layers.normalization import has_global_moments
 from ddl.optimizers.fused import updates_rows
 from ddl.precision import uses_tf32_unasked
-from ddl.step.moving_statistics import Statistics
+from ddl.step.moving_statistics import statistics_of
 from ddl.step.rows import table_of
 from ddl.step.sharding import variables_of
 from ddl.step.state import TrainingState
@@ -244,18 +244,6 @@ def _facts(pipeline: BatchPipeline) -> dict[str, str]:
 # ------------------------------------------------------------ the model
 
 
-def check_created_in_scope(
-    variables: Iterable[keras.Variable], strategy: tf.distribute.Strategy
-) -> None:
-    """Raises ConfigError if a variable was made outside the strategy's scope."""
-    for variable in variables:
-        if not strategy.extended.variable_created_in_scope(variable.value):
-            raise ConfigError(
-                f"The model's variable {variable.path!r} was created outside the "
-                "strategy's scope. Build the model under `with strategy.scope():`."
-            )
-
-
 def check_computes_by_row(layers: Iterable[keras.layers.Layer]) -> None:
     """Raises ConfigError for layers of Keras that cannot compute each row of a batch alone."""
     for layer in layers:
@@ -316,12 +304,17 @@ def warn_of_dense_updates(update: TrainStep) -> None:
     for name, applied in update.plan.applied.items():
         optimizer = update.optimizers[name]
         for variable in applied.variables:
-            found = [table_of(variable, x.training.tables, update.strategy) for x in losses]
+            found = [table_of(variable, x.form.tables, update.gradient.strategy) for x in losses]
             reads = [read for read in found if read is not None]
             if not reads or variable.value.shape.num_elements() < _LARGE_TABLE:
                 continue
             as_a_whole = any(read.as_a_whole for read in reads)
-            if as_a_whole or update.averages or update.sharding or not updates_rows(optimizer):
+            if (
+                as_a_whole
+                or update.averages
+                or update.gradient.sharding
+                or not updates_rows(optimizer)
+            ):
                 logging.warning(
                     "Each update takes time for all %s rows of the table %s. Adagrad, and SGD "
                     "without momentum, update the rows of the batch alone, without weight_average "
@@ -391,7 +384,8 @@ class VariablesFinite:
           workers: The workers that check together.
         """
         models = layers_of(update.task) if has_step(update.task) else [update.task.model]
-        slots = [v for x in update.optimizers.values() for v in variables_of(x, update.sharding)]
+        sharding = update.gradient.sharding
+        slots = [v for x in update.optimizers.values() for v in variables_of(x, sharding)]
         averages = update.averages.variables if update.averages else ()
         weights = {id(v): v.value for model in models for v in model.variables}
         floating = [v for v in (*weights.values(), *slots, *averages) if v.dtype.is_floating]
@@ -441,7 +435,7 @@ def check_same_on_replicas(task: Task, strategy: tf.distribute.Strategy) -> None
     states = {id(generator.state) for generator in generators}
     # Moments over all replicas may differ by their rounding on processors of several kinds.
     others = [layer for layer in layers if not has_global_moments(layer)]
-    every = [*own_variables_of(task, layers), *Statistics(others, strategy).variables]
+    every = [*own_variables_of(task, layers), *statistics_of(others, strategy)]
     compared = [v for v in every if id(v) not in states and _is_compared(v, strategy)]
     if not compared:
         return

@@ -81,7 +81,7 @@ class Evaluations:
         loss = self._loss(own)
         if traits_of(strategy).asynchronous:
             self._on_workers = self._sums_on_workers(own, loss)
-        names = loss.form(False).metrics.names
+        names = loss.form.metrics.names
         for metric in self._corpus_metrics:
             predictions.features_of(own.source, metric.features)
             if taken := sorted(set(metric.names) & set(names)):
@@ -120,7 +120,7 @@ class Evaluations:
             sums = self._on_devices((pipeline, loss), is_own, *given)
             if is_own:
                 self._iterators[pipeline] = iterator
-        form = loss.form(False)
+        form = loss.form
         if sums[0] == 0:  # the weight of all examples
             # Weights of the task may depend on the model and all be 0 for a while.
             if not form.weighs:
@@ -188,7 +188,7 @@ class Evaluations:
             with on_host_if_placed(strategy):
                 return turn < end
 
-        return tf.while_loop(goes_on, add_batch, (first, loss.form(False).metrics.zeros()))[1]
+        return tf.while_loop(goes_on, add_batch, (first, loss.form.metrics.zeros()))[1]
 
     def _sums_on_workers(
         self, pipeline: BatchPipeline, loss: Loss

@@ -7,6 +7,7 @@ self._loop            the loop over updates, or over pieces of several that XLA 
 """
 
 import concurrent.futures
+import functools
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -173,22 +174,22 @@ class TrainingLoop:
         """
         self.trace_count = 0
         self._update = update
-        self._strategy = update.strategy
+        self._pipelines, self._compiler = update.gradient.pipelines, update.gradient.compiler
+        self._strategy = update.gradient.strategy
         self._max_skipped_updates = max_skipped_updates
         self._stop = stop
-        self._places_order = path_of(update.strategy).places_order
+        self._places_order = path_of(self._strategy).places_order
         # A timestamp that depends on a GPU's tensor would wait for the GPU.
         self._wait = None if self._places_order else _HostScalar(0.0, tf.float64)
-        self._tables = RowTables(update.pipelines, update.strategy)
+        self._tables = RowTables(self._pipelines, self._strategy)
         self._iterators: dict[str, Any] = {}  # of data that do not reside on the devices
         self._position: tf.Tensor | None = None  # `batches` of the state the iterators stand at
-        self._graph: Any = None
-        self._is_traced = False
+        self._traced: Any = None
 
     @property
     def variables(self) -> list[tf.Variable]:
         """Variables that the traced loop reads or writes, with each replica's copy."""
-        return [] if self._graph is None else list(self._graph.variables)
+        return [] if self._traced is None else list(self._traced.graph.variables)
 
     def take_waited(self) -> float | None:
         """Returns the seconds that the loop waited for batches since the last call.
@@ -210,10 +211,9 @@ class TrainingLoop:
           state: State to start from.
         """
         self._set_iterators(state)
-        if not self._is_traced:
+        if self._traced is None:
             with device_errors():
-                self._update.compiler.tracing(lambda: self._concrete(state))
-            self._is_traced = True
+                self._traced = self._compiler.tracing(lambda: self._concrete(state))
 
     def _concrete(self, state: TrainingState) -> Any:
         """Returns TensorFlow's concrete function of the loop."""
@@ -234,7 +234,7 @@ class TrainingLoop:
         self._set_iterators(state)
         self._position = None  # after an error the iterators are ahead of the state
         last, batches = tf.constant(end, tf.int64), -1
-        sources = [pipeline.source for pipeline in self._update.pipelines.values()]
+        sources = [pipeline.source for pipeline in self._pipelines.values()]
         with data_errors(*sources), device_errors():
             # A loop ends where a table does. One that is to stop makes no update any more.
             while int(state.step) < end and batches < int(state.batches):
@@ -249,7 +249,7 @@ class TrainingLoop:
         if self._position is not state.batches:
             self._iterators = {
                 name: pipeline.iterator(self._strategy, int(state.batches))
-                for name, pipeline in self._update.pipelines.items()
+                for name, pipeline in self._pipelines.items()
                 if not pipeline.resident
             }
             self._position = state.batches
@@ -260,8 +260,7 @@ class TrainingLoop:
     ) -> TrainingState:
         """Makes the updates up to step `end` if none is skipped, or until the tables end."""
         self.trace_count += 1
-        self._graph = tf.compat.v1.get_default_graph()
-        start, compiler = before.within_loop(), self._update.compiler
+        start, compiler = before.within_loop(), self._compiler
         with on_host_if_placed(self._strategy):
             left = end - start.step
             if table:
@@ -280,46 +279,39 @@ class TrainingLoop:
             batches = ahead or self._batches(iterators, table, state.batches, place)
             return self._update(batches, state)
 
-        def one(carried: Carried, ahead: Any, place: tf.Tensor) -> tuple[Carried, Any]:
-            after = updated(carried, ahead, place)
-            # The next batch depends on no update: TensorFlow would gather it first and delay the
-            # forward pass. The control dependency makes it wait for the loss.
-            with tf.control_dependencies([after.sums]):
-                following = self._gathered_ahead(table, after.batches, place + 1)
-            return self._carried(after), following
+        def several(carried: Carried) -> Carried:
+            last = tf.minimum(carried["batches"] + _AT_ONCE, until)
+            return tf.while_loop(
+                lambda own: self._goes_on(own, own["batches"] < last),
+                lambda own: (self._carried(updated(own, (), own["batches"] - first)),),
+                (carried,),
+            )[0]
 
-        def piece(carried: Carried, *_: Any) -> tuple[Carried, Any]:
-            def several() -> Carried:
-                last = tf.minimum(carried["batches"] + _AT_ONCE, until)
-                return tf.while_loop(
-                    lambda own: self._goes_on(own, own["batches"] < last),
-                    lambda own: (self._carried(updated(own, (), own["batches"] - first)),),
-                    (carried,),
-                )[0]
-
-            return compiler(several), ()
-
-        def repeated(body: Any, ahead: Any, updates: int) -> Carried:
-            """Repeats a body that makes some updates. The host counts them and waits for none."""
+        def repeated(updates: int) -> Carried:
+            """Makes one update, or several, in a turn. The host counts them and waits for none."""
 
             def goes_on(carried: Carried, _: Any, place: tf.Tensor) -> tf.Tensor:
                 with on_host_if_placed(self._strategy):
                     return self._goes_on(carried, place < end_place) & ~self._stop.ends_loop()
 
-            def again(carried: Carried, ahead: Any, place: tf.Tensor) -> tuple[Carried, Any, Any]:
-                after, following = body(carried, ahead, place)
+            def turn(carried: Carried, ahead: Any, place: tf.Tensor) -> tuple[Carried, Any, Any]:
+                if updates == 1:
+                    state = updated(carried, ahead, place)
+                    # The next batch depends on no update: TensorFlow would gather it first and
+                    # delay the forward pass. The control dependency makes it wait for the loss.
+                    with tf.control_dependencies([state.sums]):
+                        ahead = self._gathered_ahead(table, state.batches, place + 1)
+                    after = self._carried(state)
+                else:
+                    after = compiler(functools.partial(several, carried))
                 with on_host_if_placed(self._strategy):
-                    return after, following, place + updates
+                    return after, ahead, place + updates
 
-            return tf.while_loop(goes_on, again, (self._carried(start), ahead, place))[0]
+            ahead = self._gathered_ahead(table, start.batches, place) if updates == 1 else ()
+            return tf.while_loop(goes_on, turn, (self._carried(start), ahead, place))[0]
 
-        def one_by_one() -> Carried:
-            return repeated(one, self._gathered_ahead(table, start.batches, place), 1)
-
-        if iterators or not self._update.is_whole:
-            carried = one_by_one()
-        else:
-            carried = compiler.whole(lambda: repeated(piece, (), _AT_ONCE), one_by_one)
+        in_pieces, one_by_one = (functools.partial(repeated, n) for n in (_AT_ONCE, 1))
+        carried = one_by_one() if iterators else compiler.whole(in_pieces, one_by_one)
         return state_of(carried).after_loop(before)
 
     def _carried(self, state: TrainingState) -> Carried:
@@ -336,13 +328,13 @@ class TrainingLoop:
         self, iterators: Mapping[str, Any], table: Any, number: tf.Tensor, place: tf.Tensor
     ) -> dict[str, Batch]:
         """Returns the batches of an update by source; `place` is that of its rows in the table."""
-        counter, pipelines = batch_counter(number), self._update.pipelines
+        counter = batch_counter(number)
         rows = self._taken(iterators)
         if self._places_order:  # a loop takes rows whose device nothing names to the first one
             rows = {name: self._strategy.run(_named, (each,)) for name, each in rows.items()}
         batches = {name: Batch(each, {}, counter) for name, each in rows.items()}
         for name, each in table.items():
-            arrays = pipelines[name].resident_arrays(self._strategy)
+            arrays = self._pipelines[name].resident_arrays(self._strategy)
             batches[name] = Batch(each, arrays, counter, place)
         return batches
 
@@ -365,7 +357,7 @@ class TrainingLoop:
         That takes a tenth of the time from an MLP with 512 rows. () with several local replicas or
         microbatches, where a loop would carry far more, and where the host counts.
         """
-        ((name, pipeline), *others) = self._update.pipelines.items()
+        ((name, pipeline), *others) = self._pipelines.items()
         is_one = pipeline.microbatches == pipeline.batches_per_update == 1 and not others
         alone = Workers(self._strategy).replicas_of_each == 1 and not self._places_order
         if not (pipeline.resident and is_one and alone):

@@ -9,7 +9,7 @@ from absl import logging
 
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
-from ddl.errors import ConfigError, DataError
+from ddl.errors import ConfigError
 from ddl.figures import GRADIENT_NORM, LEARNING_RATE
 from ddl.optimizers.checks import check_counts
 from ddl.optimizers.groups import figure
@@ -105,14 +105,14 @@ class LoopRunner:
         self.state = TrainingState.initial(scale, sums, optimizers)
         self.stop = StopFlag(workers)
         self.loop: TrainingLoop | CoordinatedLoop
-        if traits_of(update.strategy).asynchronous:
+        if traits_of(update.gradient.strategy).asynchronous:
             self.loop = CoordinatedLoop(update, self.state)
         else:
             self.loop = TrainingLoop(update, max_skipped_updates, self.stop)
         self.trained = TrainedVariables(update.task)
         self.weights = EvaluationWeights(update.averages, update.task)
         self.last_read = 0
-        self._has_run = self._is_busy = self._weight_seen = False
+        self._has_run = self._is_busy = False
         self._update, self._workers, self._pace = update, workers, pace
         self._max_skipped_updates = max_skipped_updates
         self._lost_at: int | None = None  # the step after which a loop was cut off
@@ -161,7 +161,7 @@ class LoopRunner:
         self._pace.add(reached - start, seconds, waited, traced=is_first)
         check_state_finite(self.state, self._update, self._max_skipped_updates)
         if is_first:
-            check_same_on_replicas(self._update.task, self._update.strategy)
+            check_same_on_replicas(self._update.task, self._update.gradient.strategy)
 
     def restore(self, state: TrainingState) -> None:
         """Takes over a state to which model and optimizer belong."""
@@ -210,10 +210,9 @@ class LoopRunner:
         """
         self.weights.check_not_applied()
         self.check_not_lost()
-        plan = self._update.plan
-        for name, optimizer in self._update.optimizers.items():
-            if (times := plan.applied[name].times) is not None:
-                check_counts(optimizer, max(self.step - plan.applied[name].frozen_until, 0) * times)
+        for part in self._update.plan.applied.values():
+            if part.times is not None:
+                check_counts(part.optimizer, self.step * part.times)
 
     # ------------------------------------------------------------ figures
 
@@ -226,33 +225,20 @@ class LoopRunner:
                 means[figure(GRADIENT_NORM, name)] = float(total / count)
         return means
 
-    def check_some_weight(self) -> None:
-        """Raises DataError, or logs, if all examples since the last reading have weight 0."""
+    def warn_of_no_weight(self) -> None:
+        """Logs if all examples since the last reading have weight 0."""
         first, self.last_read = self.last_read, self.step
-        if self._update.metrics.weight(self.state.sums) != 0:
-            self._weight_seen = True
-        elif self.step > first:
-            # Only logged in the first epoch, if an earlier example counted, or if the task gives
-            # the weights: these may depend on the model and be 0 for a while.
-            epoch = next(iter(self._update.pipelines.values())).steps_per_epoch
+        if self.step > first and self._update.metrics.weight(self.state.sums) == 0:
             text = f"All examples of the updates {first + 1:,} to {self.step:,} have weight 0"
-            weighs = any(x.training.weighs for x in self._update.plan.losses.values())
-            spared = self._weight_seen or weighs
-            if not spared and epoch is not None and self.step >= epoch:
-                raise DataError(f"{text} in feature 'weight'. Give some a positive weight.")
             logging.warning("%s, so the mean loss is NaN.", text)
 
     def learning_rates(self) -> dict[str, float]:
         """Returns the learning rate of each optimizer's last update, by the name of its figure.
 
-        Before any update, it is that of the first; of an optimizer that is still frozen, it is 0.
+        Before any update, it is that of the first.
         """
-        rates, plan = {}, self._update.plan
+        rates = {}
         for name, optimizer in self._update.optimizers.items():
-            frozen_until, rate = plan.applied[name].frozen_until, 0.0
-            if not frozen_until or self.step > frozen_until:
-                in_step = plan.applied[name].times == 1
-                made = self.step - frozen_until if in_step else int(optimizer.iterations.numpy())
-                rate = learning_rate_at(optimizer, max(made - 1, 0))
-            rates[figure(LEARNING_RATE, name)] = rate
+            last = max(int(optimizer.iterations.numpy()) - 1, 0)
+            rates[figure(LEARNING_RATE, name)] = learning_rate_at(optimizer, last)
         return rates

@@ -22,7 +22,7 @@ from ddl.signals import deferring_interrupt
 from ddl.step.compiled import Compiler
 from ddl.step.global_gradient import GlobalGradient
 from ddl.step.gradients import Limit, clips_by_name
-from ddl.step.moving_statistics import Statistics, allow_replica_writes
+from ddl.step.moving_statistics import allow_replica_writes, statistics_of
 from ddl.step.probes import Probes
 from ddl.step.remat import Remat, recomputed
 from ddl.step.sharding import sharding_of
@@ -171,16 +171,17 @@ class Trainer:
         checks.warn_of_tf32(strategy)
         take_over_moments(layers)
         allow_replica_writes(layers, strategy)
-        moving = Statistics(layers, strategy)
+        moving = statistics_of(layers, strategy)
         all_reduce = AllReduce(strategy, communication or Communication())
         updated = {name: one.variables for name, one in plan.applied.items()}
         wanted = shard_optimizer_state
         self.sharding = sharding_of(optimizers, updated, all_reduce, strategy, wanted)
         """The shares of the optimizers' slots; None if each replica holds whole slots."""
         is_global = batch_moments == "global"
-        moved_alone = None if is_global else Statistics(normalizing, strategy)
+        moved_alone = None if is_global else statistics_of(normalizing, strategy)
         scale = building.known_loss_scale(loss_scale, task, strategy)
-        averaged = [*(v.value for v in plan.trained), *moving.floating]
+        averaged = [v.value for v in plan.trained]
+        averaged += [v for v in moving if v.dtype.is_floating]
         self.averages = (
             WeightAverages(weight_average, averaged, strategy) if weight_average else None
         )
@@ -259,7 +260,7 @@ class Trainer:
           KeyboardInterrupt: On SIGINT, in the main thread, after the end of the loop.
           ConfigError: If not one length is given, the task cannot be trained, the model holds the
             evaluation weights, or other variables are to be trained than before.
-          DataError: If the data cannot be read, or all examples so far have weight 0.
+          DataError: If the data cannot be read.
         """
         self.check_idle("Trainer.train")
         if epochs is not None:
@@ -470,11 +471,10 @@ class Trainer:
         """Returns the means of loss and metrics since the last read, and resets them.
 
         Adds them to `history`. With `clip_norm`, the result also holds "gradient_norm", the mean
-        global norm before clipping, with a "/NAME" for each of several optimizers. Raises DataError
-        if the feature "weight" was 0 for all examples so far.
+        global norm before clipping, with a "/NAME" for each of several optimizers.
         """
         is_new = self.step > self._runner.last_read
-        self._runner.check_some_weight()
+        self._runner.warn_of_no_weight()
         means = self.peek_metrics()
         self._runner.state = self.state.without_metrics()
         if is_new:

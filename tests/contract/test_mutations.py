@@ -136,7 +136,7 @@ def move_a_slot_in_a_skipped_update(patch):
         slots = [v.value for v in optimizer.variables if v.path.endswith("momentum")]
         if not slots:
             raise LookupError("the optimizer has no momentum")
-        skips.append(lambda: self.strategy.run(lambda: [s.assign(s * 0.9) for s in slots]))
+        skips.append(lambda: self.gradient.strategy.run(lambda: [s.assign(s * 0.9) for s in slots]))
         return apply(self, *arguments, **others)
 
     def moved(self):
@@ -212,14 +212,20 @@ def never_move_the_averages(move, *_):
 
 @breaks(IMAGES)
 def move_the_averages_before_the_weights(patch):
-    apply, move = TrainStep.apply, TrainStep._move_averages
+    step, apply, move = TrainStep.__call__, TrainStep.apply, WeightAverages.move
+    states = []
 
-    def mutated(self, optimizer, variables, values, factor, state):
-        move(self, state)
-        return apply(self, optimizer, variables, values, factor, state)
+    def called(self, batches, state):
+        states.append(state)
+        return step(self, batches, state)
 
+    def mutated(self, *given):
+        move(self.averages, states[-1].step + 1, self.gradient.compiler)
+        return apply(self, *given)
+
+    patch.setattr(TrainStep, "__call__", called)
     patch.setattr(TrainStep, "apply", mutated)
-    patch.setattr(TrainStep, "_move_averages", lambda *_: None)
+    patch.setattr(WeightAverages, "move", lambda *_: None)
 
 
 @breaks(EVALUATION, Loss, "__call__")

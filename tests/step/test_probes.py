@@ -51,13 +51,9 @@ def check(task, strategy=None, data=DATA):
     strategy = strategy or tf.distribute.get_strategy()
     pipeline = BatchPipeline(Source(data), 16)
     probes = Probes(task, strategy, [])
-    loss = Loss(
-        *(task, task.per_example, "", 16),
-        lambda loss, training: probes.form(loss, pipeline, training),
-        strategy.num_replicas_in_sync,
-    )
+    loss = Loss(task, task.per_example, 16, strategy.num_replicas_in_sync)
     for training in (True, False):
-        loss.form(training)
+        probes.form(loss, pipeline, training)
 
 
 def nt_xent(y, features, training):

@@ -1,4 +1,4 @@
-"""Tasks with a step of their own, with Dropout and draws of the step."""
+"""Tasks with a step of their own, or with parameter groups."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,10 +11,8 @@ import ddl
 from ddl import microbatch
 from ddl.optimizers import Group, ParameterGroups
 from ddl.precision import set_precision
-from ddl.tasks.parts import layers_of
 
 layers = keras.layers
-cross_entropy = tf.nn.sigmoid_cross_entropy_with_logits
 
 
 def data(examples: int = 48) -> dict[str, np.ndarray]:
@@ -27,43 +25,6 @@ def data(examples: int = 48) -> dict[str, np.ndarray]:
 def perceptron(inputs: int, outputs: int, **options: Any) -> keras.Model:
     hidden = [layers.Dense(8, "tanh", **options), layers.Dropout(0.3)]
     return keras.Sequential([keras.Input((inputs,)), *hidden, layers.Dense(outputs)])
-
-
-class Critic:
-    """A GAN with control flow, noise by position, an average, and a variable of its own."""
-
-    def __init__(self) -> None:
-        self.generator = perceptron(4, 6)
-        self.discriminator = perceptron(6, 1, kernel_regularizer=keras.regularizers.L2(0.01))
-        self.shown = keras.models.clone_model(self.generator)
-        self.seen = tf.Variable(0.0, trainable=False, dtype=tf.float64)
-
-    def score(self, x: tf.Tensor, training: bool) -> tf.Tensor:
-        return self.discriminator(x, training=training)[:, 0]
-
-    def fakes(self, features: dict[str, Any], training: bool) -> tf.Tensor:
-        noise = ddl.random.normal(self, (features["x"].shape[0], 4))
-        return self.generator(tf.cast(noise, self.generator.compute_dtype), training=training)
-
-    def real_or_fake(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
-        real = self.score(features["x"], training)
-        fake = self.score(self.fakes(features, training), training)
-        loss = cross_entropy(tf.ones_like(real), real) + cross_entropy(tf.zeros_like(fake), fake)
-        return ddl.PerExample(loss, {"found": tf.cast(real > 0, loss.dtype)})
-
-    def fools(self, features: dict[str, Any], training: bool) -> ddl.PerExample:
-        fake = self.score(self.fakes(features, training), training)
-        return ddl.PerExample(cross_entropy(tf.ones_like(fake), fake))
-
-    def step(self, update: Any, batch: Any) -> None:
-        def generate() -> None:
-            update.minimize(self.fools, batch, self.generator, optimizer="generator")
-
-        for _ in range(3):
-            update.minimize(self.real_or_fake, batch, self.discriminator, optimizer="discriminator")
-        update.when(update.step % 2 == 0, generate)
-        update.average(self.shown, of=self.generator, decay=0.9)
-        self.seen.assign_add(1.0)
 
 
 class Classifier:
@@ -95,7 +56,7 @@ class Sam(Classifier):
 
 
 class Grouped(Classifier):
-    """No step: parameter groups, one of which is frozen for a while."""
+    """No step: two parameter groups."""
 
     def __init__(self) -> None:
         hidden = layers.Dense(8, "tanh", kernel_regularizer=keras.regularizers.L2(0.01))
@@ -104,7 +65,7 @@ class Grouped(Classifier):
 
 
 def groups() -> ParameterGroups:
-    backbone = Group(momentum(0.05, 0.3), ["^backbone/"], frozen_until=3)
+    backbone = Group(momentum(0.05, 0.3), ["^backbone/"])
     return ParameterGroups({"backbone": backbone, "head": momentum(0.02, 0.1)})
 
 
@@ -117,7 +78,6 @@ def two_optimizers() -> dict[str, keras.optimizers.Optimizer]:
 
 
 TASKS: dict[type, Callable[[], Any]] = {
-    Critic: two_optimizers,
     Sam: lambda: momentum(0.05),
     Grouped: groups,
 }
@@ -147,9 +107,8 @@ def build(
 def copies(trainer: ddl.Trainer) -> list[list[np.ndarray]]:
     """The copies on all replicas of the variables of layers, optimizers, averages and the task."""
     update = trainer._update
-    found = [v.value for layer in layers_of(trainer.task) for v in layer.variables]
-    found += [v.value for one in update.optimizers.values() for v in one.variables]
-    found += [*(update.averages.variables if update.averages else []), *update.plan.changed]
+    averages = update.averages.variables if update.averages else []
+    found = [*update._every_variable(), *averages]
     results = trainer.strategy.experimental_local_results
     return [[copy.numpy() for copy in results(variable)] for variable in found]
 

@@ -100,7 +100,6 @@ def of_a_branch(t, u, b):
 
 
 MISUSED = {
-    "a method": (lambda t, u, b: gradients(t, u, b).nrom(), "'nrom'. Did you mean norm"),
     "order": (lambda t, u, b: u.minimize(b, t.per_example), "takes a batch.*after the function"),
     "a text": (lambda t, u, b: u.minimize("per_example", b), "a loss must be a function.*'per_ex"),
     "lambda": (lambda t, u, b: u.minimize(lambda f, training: 0, b), "with a name of letters"),
@@ -139,7 +138,6 @@ def test_misuse_names_the_line_and_the_remedy(step, message):
 
 
 REFUSED = {
-    "applies nothing": (gradients, {}, "applies no gradients: call update.apply"),
     "moved without with": (
         lambda t, u, b: u.moved(t.model, gradients(t, u, b)),
         *({}, "used in a `with` statement"),
@@ -147,6 +145,10 @@ REFUSED = {
     "an idle optimizer": (
         lambda t, u, b: u.minimize(t.per_example, b, optimizer="generator"),
         *({"optimizer": two_optimizers}, "never uses the optimizer 'discriminator'"),
+    ),
+    "other verbs in another trace": (
+        lambda t, u, b: (minimize(t, u, b), t.traces.append(1), t.traces[1:] and minimize(t, u, b)),
+        *({"traces": list}, "calls other verbs than when the Trainer was made"),
     ),
     "one name twice": (
         lambda t, u, b: (minimize(t, u, b), u.minimize(t.doubled, b, name="per_example")),
@@ -179,7 +181,7 @@ REFUSED = {
         lambda t, u, b: minimize(t, u, b["one"]),
         *({"data": TWO}, "never uses the source 'other'"),
     ),
-    "one loss of two forms": (of_each_source, {"data": TWO}, "or one has it for sources of other"),
+    "one loss of two sources": (of_each_source, {"data": TWO}, "or one has it for two sources"),
 }
 
 
