@@ -136,7 +136,7 @@ class Probes:
             entries=math.prod(first.output.loss.shape[1:]),
             weighs=first.output.weight is not None,
             gathers=current.has_gathered,
-            tables=tables_in(graph, current.rows),
+            tables=tables_in(graph),
             layers=[x for x in every if not isinstance(x, kind) or id(x) in normalizing],
             placing=placing,
             moved=moved_in(graph, self.task) if training else (),

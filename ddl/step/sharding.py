@@ -48,15 +48,11 @@ _BY_ENTRY: tuple[type[keras.optimizers.Optimizer], ...] = (
 """Optimizers that compute each entry of a weight from the same entry of gradient and slots."""
 
 
-@dataclasses.dataclass(frozen=True)
-class InShares:
-    """Reduced gradients in shares; only an optimizer's update can use them.
+class InShares(list[Any]):
+    """Reduced gradients: for each variable, a vector [entries of a share] on each replica.
 
-    Attributes:
-      values: For each variable, a vector [entries of a share] on each replica.
+    Only an optimizer's update can use them.
     """
-
-    values: list[Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +144,7 @@ class Sharding:
         """The ids of the handles of the stand-ins of this worker's replicas."""
         return frozenset(id(copy.handle) for copy in self.copies(self.stand_ins.values()))
 
-    def summed(self, gradients: Sequence[Any]) -> list[Any]:
+    def summed(self, gradients: Sequence[Any]) -> InShares:
         """Returns the sums over the replicas, in shares. Cross-replica context, in a graph.
 
         Args:
@@ -165,12 +161,12 @@ class Sharding:
             # The backward pass computes the last layers' gradients first, so they are sent first.
             return [tf.reshape(own, [-1]) for own in scatter_over_replicas(rows[::-1])[::-1]]
 
-        return list(self.strategy.run(own_sums, args=(gradients,)))
+        return InShares(self.strategy.run(own_sums, args=(gradients,)))
 
-    def finite(self, shares: list[Any]) -> tf.Tensor:
+    def finite(self, shares: InShares) -> tf.Tensor:
         """Returns whether gradients in shares are finite on all replicas, bool []."""
         overflowed = lambda own: tf.cast([~all_finite(own)], tf.float64)  # noqa: E731
-        each = self.strategy.run(overflowed, args=(shares,))
+        each = self.strategy.run(overflowed, args=(list(shares),))
         return tf.equal(self.all_reduce.of_sums(each)[0], 0)
 
 
@@ -232,7 +228,7 @@ def variables_of(
 
 def apply_to_shares(
     sharding: Sharding,
-    gradients: list[Any] | InShares,
+    gradients: list[Any],
     factor: tf.Tensor | None,
     variables: Sequence[keras.Variable],
     parts: Sequence[Any],
@@ -269,8 +265,7 @@ def apply_to_shares(
         applied = [own[place] for part in parts for place in part.places(variables)]
         return tf.cast(gradient_path.squared_norm(applied), tf.float64)[tf.newaxis]
 
-    values = gradients.values if isinstance(gradients, InShares) else list(gradients)
-    shares, norm = run(scaled, args=(values, factor)), tf.zeros([], tf.float64)
+    shares, norm = run(scaled, args=(list(gradients), factor)), tf.zeros([], tf.float64)
     if clip is not None and parts:
         squared = sharding.all_reduce.of_sums(run(squares, args=(shares,)))[0]
         norm = tf.sqrt(squared)

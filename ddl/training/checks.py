@@ -26,7 +26,7 @@ from ddl.layers.normalization import has_global_moments
 from ddl.optimizers.fused import updates_rows
 from ddl.precision import uses_tf32_unasked
 from ddl.step.moving_statistics import Statistics
-from ddl.step.rows import table_of
+from ddl.step.rows import read_as_a_whole
 from ddl.step.sharding import variables_of
 from ddl.step.state import TrainingState
 from ddl.step.train_step import TrainStep
@@ -316,16 +316,15 @@ def warn_of_dense_updates(update: TrainStep) -> None:
     for name, applied in update.plan.applied.items():
         optimizer = update.optimizers[name]
         for variable in applied.variables:
-            found = [table_of(variable, x.training.tables, update.strategy) for x in losses]
-            reads = [read for read in found if read is not None]
-            if not reads or variable.value.shape.num_elements() < _LARGE_TABLE:
+            found = [read_as_a_whole(variable, x.training.tables, update.strategy) for x in losses]
+            if set(found) == {None} or variable.value.shape.num_elements() < _LARGE_TABLE:
                 continue
-            as_a_whole = any(read.as_a_whole for read in reads)
-            if as_a_whole or update.averages or update.sharding or not updates_rows(optimizer):
+            other = update.averages or update.sharding or update.gradient.microbatches > 1
+            if any(found) or other or not updates_rows(optimizer):
                 logging.warning(
                     "Each update takes time for all %s rows of the table %s. Adagrad, and SGD "
-                    "without momentum, update the rows of the batch alone, without weight_average "
-                    "and shard_optimizer_state: see docs/large-embeddings.md.",
+                    "without momentum, update the rows of the batch alone, without weight_average, "
+                    "shard_optimizer_state and accumulation_steps: see docs/large-embeddings.md.",
                     f"{variable.shape[0]:,}",
                     variable.path,
                 )
