@@ -294,4 +294,3 @@ def _eager(tensor: Any) -> Any:
         captures = getattr(tensor.graph, "captures", ())
         tensor = next((outer for outer, inner in captures if inner is tensor), None)
     return tensor
-
