@@ -27,7 +27,6 @@ from ddl.optimizers.fused import updates_rows
 from ddl.precision import uses_tf32_unasked
 from ddl.step.moving_statistics import Statistics
 from ddl.step.rows import read_as_a_whole
-from ddl.step.sharding import variables_of
 from ddl.step.state import TrainingState
 from ddl.step.train_step import TrainStep
 from ddl.tasks.parts import (
@@ -390,7 +389,9 @@ class VariablesFinite:
           workers: The workers that check together.
         """
         models = layers_of(update.task) if has_step(update.task) else [update.task.model]
-        slots = [v for x in update.optimizers.values() for v in variables_of(x, update.sharding)]
+        slots = [v.value for x in update.optimizers.values() for v in x.variables]
+        if update.sharding is not None:
+            slots = [copy for slot in slots for copy in copies_of(slot)]
         averages = update.averages.variables if update.averages else ()
         weights = {id(v): v.value for model in models for v in model.variables}
         floating = [v for v in (*weights.values(), *slots, *averages) if v.dtype.is_floating]

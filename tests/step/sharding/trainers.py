@@ -57,10 +57,10 @@ def whole_slots(trainer) -> list[np.ndarray]:
     found = []
     for variable in trainer.optimizer.variables[2:]:
         copies = trainer.strategy.experimental_local_results(variable.value)
-        if trainer.sharding is None or id(variable) not in trainer.sharding.slots:
+        if trainer.sharding is None or id(variable.value) not in trainer.sharding.slots:
             found.append(copies[0].numpy())
             continue
-        shape = trainer.sharding.slots[id(variable)].shape
+        shape = trainer.sharding.slots[id(variable.value)]
         rows = np.concatenate([copy.numpy() for copy in copies])
         found.append(rows[: shape.num_elements()].reshape(shape))
     return found
