@@ -187,8 +187,8 @@ class Snapshots:
     - `take` returns when all copies are complete, so no later update runs beside them, and the
       snapshot shares no memory with variables on GPUs. ddl makes no further copy.
 
-    TensorFlow's own asynchronous checkpoints fail with Keras 3 at the second save
-    (tests/step/test_keras_canaries.py), and hold a second copy of every variable permanently.
+    TensorFlow's own asynchronous checkpoints fail with Keras 3 at the second save, and hold a
+    second copy of every variable permanently.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):

@@ -100,8 +100,8 @@ class Compiler:
         captures = concrete.captured_inputs
         if not all(x.dtype == tf.resource or x.shape.is_fully_defined() for x in captures):
             return function()
-        if _local_replica() == 0 and (reason := why_not_compiled(concrete)):
-            raise CannotCompileError(reason)
+        if _local_replica() == 0:
+            check_compiles(concrete)
         return concrete()
 
     def of_pass(self, function: Callable[[], _Result]) -> _Result:
@@ -221,7 +221,7 @@ def alone(
     every = [*variables, *(v for optimizer in optimizers for v in optimizer.variables)]
     for variable in {id(v): v for v in every}.values():
         copies = results(variable._value)
-        replaced.append((variable, "_value", copies[replica] if len(copies) > 1 else copies[0]))
+        replaced.append((variable, "_value", copies[replica % len(copies)]))
     replaced += [(optimizer, "_distribution_strategy", default) for optimizer in optimizers]
     with ExitStack() as stack:
         stack.enter_context(tf.distribute.ReplicaContext(default, replica))
@@ -235,33 +235,28 @@ def alone(
 # ------------------------------------------------------------ lowering
 
 
-def why_not_compiled(function: Any) -> str | None:
-    """Returns why XLA cannot compile a function to the same results, or None if it can.
+def check_compiles(function: Any) -> None:
+    """Lowers a function for the device on which it will run.
 
     Args:
       function: A concrete function of no arguments, whose captured tensors lie in the graph that
         is being traced.
 
-    Returns:
-      The reason, a clause that names layer and operation.
+    Raises:
+      CannotCompileError: If XLA cannot compile it to the same results.
     """
     for node in nodes_of(function.graph):
         where = f"the operation {node.op} at {node.name}"
         if _COLLECTIVE.match(node.op):
-            return f"{where} communicates across replicas"
+            raise CannotCompileError(f"{where} communicates across replicas")
         if _DRAWS.match(node.op):
-            return (
+            raise CannotCompileError(
                 f"{where} would draw other random numbers in XLA than in TensorFlow (keras.random, "
                 "ddl.random and layers of Keras draw the same)"
             )
-    return _error_of_lowering(function)
-
-
-def _error_of_lowering(function: Any) -> str | None:
-    """Lowers a function for the device on which it will run; returns XLA's error."""
     given = [x if x.dtype != tf.resource else _eager(x) for x in function.captured_inputs]
     if any(x is None for x in given):
-        return None  # variables that only live within the update
+        return  # it uses variables that only live within the update
     specs = [tf.TensorSpec(x.shape, x.dtype) for x in given if x.dtype != tf.resource]
 
     @tf.function(autograph=False, jit_compile=True)
@@ -284,8 +279,8 @@ def _error_of_lowering(function: Any) -> str | None:
             )
     except (tf.errors.OpError, ValueError) as error:
         nodes = ", ".join(dict.fromkeys(re.findall(r"\{\{node ([^}]+)\}\}", str(error))))
-        return f"XLA fails at {nodes or 'an operation'}: {str(error).strip().splitlines()[0]:.300}"
-    return None
+        reason = f"{str(error).strip().splitlines()[0]:.300}"
+        raise CannotCompileError(f"XLA fails at {nodes or 'an operation'}: {reason}") from None
 
 
 def _eager(tensor: Any) -> Any:

@@ -112,7 +112,7 @@ def test_equals_dense_updates_and_has_no_tensor_of_the_tables_size(where):
 
 
 @pytest.mark.usefixtures("gpu_path")
-def test_rows_add_up_on_several_gpus():
+def test_microbatches_add_up_on_several_gpus():
     made = trainer(("mirrored", 2), accumulation_steps=2, jit_compile="on")
     made.train(2)
     for value, expected in zip(weights(made), dense_weights()[1], strict=True):

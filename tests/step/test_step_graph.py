@@ -83,33 +83,6 @@ def test_operations_of_a_step(name, replicas, data_on_device):
     assert not [kind for kind in counts if "PyFunc" in kind or kind in ("Print", "RemoteCall")]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {},
-        {"clip_norm": 1.0},
-        {"loss_scale": ddl.LossScale()},
-    ],
-    ids=str,
-)
-def test_an_update_changes_what_it_says(arguments):
-    """A field left out would keep its value through a whole loop."""
-    trained = trainer(make_strategy("one_device", 1), **arguments)
-    update, changed = trained._runner.loop._update, set()
-    (pipeline,) = update.pipelines.values()
-    iterator = pipeline.iterator(update.strategy)
-
-    @tf.function(autograph=False)
-    def once(before):
-        batch = pipeline.next_batch(iterator, update.strategy, before.batches)
-        after = update({"": batch}, before)
-        fields = before._fields
-        changed.update(f for f in fields if getattr(after, f) is not getattr(before, f))
-
-    once.get_concrete_function(trained.state)
-    assert changed == {"step", *update.changing_fields}
-
-
 def test_no_sum_of_three_whose_order_is_by_chance():
     """See `ddl.step.sums`: not between replicas, not in a norm, not in a gradient."""
     trained = trainer(make_strategy("mirrored", 4), clip_norm=1.0)

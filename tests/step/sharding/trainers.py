@@ -74,12 +74,6 @@ def averages(trainer) -> list[np.ndarray]:
         return weights(trainer)
 
 
-def figures(trainer, steps=5) -> list[np.ndarray]:
-    """Figures, weights, slots and averages after updates, of which the fifth has a padded batch."""
-    losses = [list(trainer.train(1, progress=False).values()) for _ in range(steps)]
-    return [np.array(losses), *weights(trainer), *whole_slots(trainer), *averages(trainer)]
-
-
 def assert_close(one, other, atol=1e-10):
     for a, b in zip(one, other, strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=atol)
