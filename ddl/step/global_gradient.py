@@ -223,8 +223,9 @@ class GlobalGradient:
                 gradients = _sum_of_changed(*given)
                 gradients += tape.gradient(objective, others) if others else []
         gradients, of_others = gradients[: len(variables)], gradients[len(variables) :]
-        given = gradients, variables, self.by_rows, self.microbatches
-        gradients = dense_where_sparse_saves_nothing(*given)
+        gradients = dense_where_sparse_saves_nothing(
+            gradients, variables, self.by_rows, self.microbatches
+        )
         if stay := [v.name for v, g in zip(others, of_others, strict=True) if g is not None]:
             raise ConfigError(
                 f"{loss.where} depends on the trainable variables {', '.join(stay)}, which nothing "
