@@ -76,9 +76,8 @@ def values_of(trainer: Trainer, callbacks: Sequence[object] = ()) -> list[Value]
     for one in callbacks:
         found["callbacks"] += _within(attributes_of(one), type(one).__name__, seen)
     slots = {} if trainer.sharding is None else trainer.sharding.slots
-    wholes = {id(slot.variable.value): slot.shape for slot in slots.values()}
     return [
-        Value(f"{part}/{number:04}", path, variable, wholes.get(id(variable)))
+        Value(f"{part}/{number:04}", path, variable, slots.get(id(variable)))
         for part, every in found.items()
         for number, (path, variable) in enumerate(every)
     ]
@@ -188,8 +187,8 @@ class Snapshots:
     - `take` returns when all copies are complete, so no later update runs beside them, and the
       snapshot shares no memory with variables on GPUs. ddl makes no further copy.
 
-    TensorFlow's own asynchronous checkpoints fail with Keras 3 at the second save
-    (tests/step/test_keras_canaries.py), and hold a second copy of every variable permanently.
+    TensorFlow's own asynchronous checkpoints fail with Keras 3 at the second save, and hold a
+    second copy of every variable permanently.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):

@@ -10,7 +10,6 @@ compile is found before the first update.
 """
 
 import re
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TypeVar
@@ -18,7 +17,6 @@ from typing import Any, TypeVar
 import keras
 import tensorflow as tf
 from absl import logging
-from tensorflow.core.framework import attr_value_pb2, function_pb2
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.eager import context
 from tensorflow.python.framework.config import is_op_determinism_enabled
@@ -34,11 +32,10 @@ from ddl.step.effects import nodes_of
 
 _Result = TypeVar("_Result")
 
-# XLA draws other numbers than TensorFlow, but for Philox's words and the keys for them.
+# XLA draws other numbers than TensorFlow, but for Philox's words and the keys for them. Draws by
+# a state are refused (`ddl.step.effects.check_stateless`).
 _DRAWS = re.compile(
-    r"^(Random|Multinomial|StatefulStandard|StatefulUniform|StatefulTruncated|StatefulRandom)|"
-    r"^Stateless(Random(?!UniformFullIntV2|Get)|Truncated|Parameterized|Multinomial|Shuffle)|"
-    r"^(Truncated|Parameterized).*Normal"
+    r"^Stateless(Random(?!UniformFullIntV2|Get)|Truncated|Parameterized|Multinomial|Shuffle)"
 )
 _COLLECTIVE = re.compile(r"^Collective|^Nccl|^XlaAllReduce")
 
@@ -103,8 +100,8 @@ class Compiler:
         captures = concrete.captured_inputs
         if not all(x.dtype == tf.resource or x.shape.is_fully_defined() for x in captures):
             return function()
-        if _local_replica() == 0 and (reason := why_not_compiled(concrete)):
-            raise CannotCompileError(reason)
+        if _local_replica() == 0:
+            check_compiles(concrete)
         return concrete()
 
     def of_pass(self, function: Callable[[], _Result]) -> _Result:
@@ -224,7 +221,7 @@ def alone(
     every = [*variables, *(v for optimizer in optimizers for v in optimizer.variables)]
     for variable in {id(v): v for v in every}.values():
         copies = results(variable._value)
-        replaced.append((variable, "_value", copies[replica] if len(copies) > 1 else copies[0]))
+        replaced.append((variable, "_value", copies[replica % len(copies)]))
     replaced += [(optimizer, "_distribution_strategy", default) for optimizer in optimizers]
     with ExitStack() as stack:
         stack.enter_context(tf.distribute.ReplicaContext(default, replica))
@@ -238,54 +235,52 @@ def alone(
 # ------------------------------------------------------------ lowering
 
 
-def why_not_compiled(function: Any) -> str | None:
-    """Returns why XLA cannot compile a function to the same results, or None if it can.
+def check_compiles(function: Any) -> None:
+    """Lowers a function for the device on which it will run.
 
     Args:
       function: A concrete function of no arguments, whose captured tensors lie in the graph that
         is being traced.
 
-    Returns:
-      The reason, a clause that names layer and operation.
+    Raises:
+      CannotCompileError: If XLA cannot compile it to the same results.
     """
     for node in nodes_of(function.graph):
         where = f"the operation {node.op} at {node.name}"
         if _COLLECTIVE.match(node.op):
-            return f"{where} communicates across replicas"
+            raise CannotCompileError(f"{where} communicates across replicas")
         if _DRAWS.match(node.op):
-            return (
+            raise CannotCompileError(
                 f"{where} would draw other random numbers in XLA than in TensorFlow (keras.random, "
                 "ddl.random and layers of Keras draw the same)"
             )
-    return _error_of_lowering(function)
+    given = [x if x.dtype != tf.resource else _eager(x) for x in function.captured_inputs]
+    if any(x is None for x in given):
+        return  # it uses variables that only live within the update
+    specs = [tf.TensorSpec(x.shape, x.dtype) for x in given if x.dtype != tf.resource]
 
+    @tf.function(autograph=False, jit_compile=True)
+    def called(*values: tf.Tensor) -> list[tf.Tensor] | None:
+        following, types = iter(values), [x.dtype for x in function.outputs]
+        args = [x if x.dtype == tf.resource else next(following) for x in given]
+        results = tf.raw_ops.StatefulPartitionedCall(args=args, Tout=types, f=function)
+        return results if types else None
 
-def _error_of_lowering(function: Any) -> str | None:
-    """Lowers a function for the device on which it will run; returns XLA's error."""
-    captures = function.captured_inputs
-    by_value = [place for place, x in enumerate(captures) if x.dtype != tf.resource]
-    resources = [place for place, x in enumerate(captures) if x.dtype == tf.resource]
-    handles = [_eager(captures[place]) for place in resources]
-    specs = [tf.TensorSpec(captures[place].shape, captures[place].dtype) for place in by_value]
-    if any(handle is None for handle in handles):
-        return None  # variables that only live within the update
-    name = _with_values_first(function.function_def, [*by_value, *resources])
     try:
         with tf.init_scope(), tf.device(replica_devices(tf.distribute.get_strategy())[0]):
+            lowered = called.get_concrete_function(*specs)
             context.context().get_compiler_ir(
-                device_name=str([*handles, tf.zeros([])][0].device),
+                device_name=tf.zeros([]).device,
                 platform_name=None,
-                function_name=name,
+                function_name=lowered.name,
                 flat_args=specs,
-                captured_inputs=handles,
+                captured_inputs=lowered.captured_inputs,
                 stage="stablehlo_serialized",
             )
     except (tf.errors.OpError, ValueError) as error:
         nodes = ", ".join(dict.fromkeys(re.findall(r"\{\{node ([^}]+)\}\}", str(error))))
-        return f"XLA fails at {nodes or 'an operation'}: {str(error).strip().splitlines()[0]:.300}"
-    finally:
-        context.context().remove_function(name)
-    return None
+        reason = f"{str(error).strip().splitlines()[0]:.300}"
+        raise CannotCompileError(f"XLA fails at {nodes or 'an operation'}: {reason}") from None
 
 
 def _eager(tensor: Any) -> Any:
@@ -294,18 +289,3 @@ def _eager(tensor: Any) -> Any:
         captures = getattr(tensor.graph, "captures", ())
         tensor = next((outer for outer, inner in captures if inner is tensor), None)
     return tensor
-
-
-def _with_values_first(definition: function_pb2.FunctionDef, order: Sequence[int]) -> str:
-    """Registers the function with its arguments in another order; returns its name."""
-    changed = function_pb2.FunctionDef()
-    changed.CopyFrom(definition)
-    arguments = list(definition.signature.input_arg)
-    del changed.signature.input_arg[:]
-    changed.signature.input_arg.extend(arguments[place] for place in order)
-    changed.arg_attr.clear()
-    changed.signature.name = f"{definition.signature.name}_{uuid.uuid4().hex}"
-    changed.attr["_XlaMustCompile"].CopyFrom(attr_value_pb2.AttrValue(b=True))
-    with tf.init_scope():
-        context.context().add_function_def(changed)
-    return changed.signature.name

@@ -11,8 +11,9 @@ gradient is therefore multiplied by B / Σ weight, with Σ over the global batch
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import numpy as np
@@ -28,12 +29,14 @@ from ddl.step.gradients import Variables, check_same_shapes
 from ddl.step.loss import Loss
 from ddl.step.moving_statistics import average_over_replicas
 from ddl.step.overflow import all_finite
-from ddl.step.rows import dense_if_compiled, gradient_sums
+from ddl.step.rows import added, dense_where_sparse_saves_nothing, empty_sum, read_as_a_whole
 from ddl.step.sharding import InShares, Sharding
 from ddl.step.state import OfExample, Pass
-from ddl.step.sums import AllReduce, over_microbatches
+from ddl.step.sums import AllReduce, over_microbatches, sums_in_variables
 from ddl.tasks.gather import refuse_microbatches
 from ddl.tasks.task import has_step
+
+Features: TypeAlias = dict[str, tf.Tensor]
 
 
 class Reduced(NamedTuple):
@@ -46,7 +49,7 @@ class Reduced(NamedTuple):
       sums: The loss's metric sums of the global batch, float64 [size of its `MetricSums`].
     """
 
-    values: list[Any] | InShares
+    values: list[Any]
     factor: tf.Tensor | None
     finite: tf.Tensor | None
     sums: tf.Tensor
@@ -96,48 +99,27 @@ class GlobalGradient:
         Raises:
           ConfigError: If the loss depends on variables that nothing updates; while tracing.
         """
-        gradients, sums = self.of_replicas(loss, variables, made)
-        values: list[Any] | InShares
+        if made.each is not None:
+            self._check_each(loss)
+        compute = functools.partial(self._of_microbatch, loss, variables, made)
+        entries = loss.form.metrics.size + (made.each is not None)
+        tables = loss.form.tables if made.each is None else {}
+        gradients, sums = self._over_microbatches(made, compute, variables, tables, entries)
         with tf.name_scope("ddl_all_reduce"):
             sums = self.all_reduce.of_sums(sums)
             if in_shares and self.sharding is not None:
-                shares = self.sharding.summed(gradients)
-                finite = self.sharding.finite(shares) if self.scales else None
-                values = InShares(shares)
+                values: list[Any] = self.sharding.summed(gradients)
             else:
                 values = self.all_reduce(gradients, variables)
                 values = gradient_path.with_each_row_once(values, self.strategy)
-                finite = self.finite(values)
+            finite = self.finite(values)
         # With `each`, the sum of the weights of the data comes last.
         sums, weight = (sums, sums[0]) if made.each is None else (sums[:-1], sums[-1])
         widest = gradient_path.widest([variable.value for variable in variables])
-        counts = loss.form.weighs or loss.form.entries > 1  # losses, and not examples
-        is_of_data = made.each is not None or not counts
+        of_losses = loss.form.weighs or loss.form.entries > 1  # and not of examples
+        is_of_data = made.each is not None or not of_losses
         factor = self._factor(made, weight, is_of_data, widest)
         return Reduced(values, factor, finite, sums)
-
-    def of_replicas(self, loss: Loss, variables: Variables, made: Pass) -> tuple[Any, Any]:
-        """Returns gradients and metric sums of each replica before any reduce; see `__call__`."""
-        if made.each is not None:
-            self._check_each(loss)
-        tables = loss.form.tables if self.microbatches > 1 else {}
-        size = self.pipelines[made.batch.source].global_batch_size
-        form = gradient_sums(variables, tables, size, self.microbatches, self.strategy)
-        length = loss.form.metrics.size + (made.each is not None)
-
-        def one(own: Pass, index: tf.Tensor | int) -> Any:
-            gradients, sums = self._of_microbatch(loss, variables, own, index)
-            if self.microbatches == 1:
-                return gradients, sums
-            return form.summands(gradients, index), sums
-
-        def zeros() -> tuple[list[Any], tf.Tensor]:
-            return form.zeros(), tf.zeros([length], tf.float64)
-
-        gradients, sums = self._over_microbatches(one, made, zeros)
-        if any(form.rows):
-            gradients = self.strategy.run(form.gradients, args=(gradients,))
-        return gradients, sums
 
     def sums(self, loss: Loss, made: Pass) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the weighted sums of a loss over the examples; arguments as in `__call__`.
@@ -146,47 +128,66 @@ class GlobalGradient:
           The sums, float64 [entries of an example], and the sum of the weights, float64 [].
         """
 
-        def one(own: Pass, index: tf.Tensor | int) -> tf.Tensor:
-            features, microbatch = self._examples(own, index)
-            with microbatch.forward():
+        def compute(features: Features, own: Microbatch) -> tuple[list[Any], tf.Tensor]:
+            with own.forward():
                 weighed, sums, _ = loss.weighed(features, training=True)
             totals = tf.reshape(tf.cast(tf.reduce_sum(weighed, axis=0), tf.float64), [-1])
             # The sum of weights counts each entry of an example.
-            return tf.concat([sums[:1] / loss.form.entries, totals], axis=0)
+            return [], tf.concat([sums[:1] / loss.form.entries, totals], axis=0)
 
-        zeros = lambda: tf.zeros([1 + loss.form.entries], tf.float64)  # noqa: E731
-        total = self.all_reduce.of_sums(self._over_microbatches(one, made, zeros))
+        _, total = self._over_microbatches(made, compute, [], {}, 1 + loss.form.entries)
+        total = self.all_reduce.of_sums(total)
         return total[1:], total[0]
 
     def finite(self, values: Sequence[Any]) -> tf.Tensor | None:
-        """Returns whether values that are equal on all replicas are finite, bool [].
+        """Returns whether values, equal on all replicas or in shares, are finite, bool [].
 
         None without loss scaling.
         """
         if not self.scales:
             return None
+        if isinstance(values, InShares) and self.sharding is not None:
+            return self.sharding.finite(values)
         own = [self.strategy.experimental_local_results(value)[0] for value in values]
         return self.compiler(lambda: all_finite(own))
 
     def _over_microbatches(
-        self, one: Callable[[Pass, Any], Any], made: Pass, zeros: Callable[[], Any]
+        self,
+        made: Pass,
+        compute: Callable[..., Any],
+        variables: Variables,
+        tables: Mapping[int, bool],
+        entries: int,
     ) -> Any:
-        """Returns the sum of a function of the microbatches, of each replica.
+        """Returns gradients and vector of sums of each replica, before any reduce.
 
         Args:
-          one: Takes the pass of a replica and the number of the microbatch. Replica context.
           made: The pass over the global batch.
-          zeros: Returns the empty sum. Replica context.
+          compute: Takes the examples of a microbatch and their `Microbatch`, and returns gradients
+            and vector. Replica context.
+          variables: The variables of the gradients.
+          tables: Those of which the loss looks up rows (`ddl.step.rows.tables_in`).
+          entries: Length of the vector.
         """
+        # The size of a sum of rows grows, which neither XLA nor a variable allows.
+        grows = not self.compiler.is_on and not sums_in_variables(self.strategy)
+        of_rows = [
+            grows and read_as_a_whole(v, tables, self.strategy) is not None for v in variables
+        ]
 
         def on_replica(own: Batch, index: tf.Tensor | int, so_far: Any) -> Any:
-            of_replica = made._replace(batch=dataclasses.replace(made.batch, batch=own))
-
             def summed() -> Any:
-                values = one(of_replica, index)
-                return values if so_far is None else tf.nest.map_structure(tf.add, so_far, values)
+                values = compute(*self._examples(made, own, index))
+                if so_far is None:
+                    return values
+                (earlier, total), (gradients, vector) = so_far, values
+                return list(map(added, earlier, gradients)), total + vector
 
             return self.compiler.of_pass(summed)
+
+        def zeros() -> tuple[list[Any], tf.Tensor]:
+            empty = [empty_sum(v, rows) for v, rows in zip(variables, of_rows, strict=True)]
+            return empty, tf.zeros([entries], tf.float64)
 
         given = self.strategy, self.microbatches, on_replica, made.batch.batch, zeros
         summed = over_microbatches(*given)
@@ -201,11 +202,9 @@ class GlobalGradient:
         """Number of microbatches of a global batch."""
         return next(iter(self.pipelines.values())).microbatches
 
-    def _examples(
-        self, made: Pass, index: tf.Tensor | int
-    ) -> tuple[dict[str, tf.Tensor], Microbatch]:
-        """Returns the examples of microbatch `index`. Replica context."""
-        pipeline, own = self.pipelines[made.batch.source], made.batch.batch
+    def _examples(self, made: Pass, own: Batch, index: Any) -> tuple[Features, Microbatch]:
+        """Returns the examples of microbatch `index` of this replica's rows. Replica context."""
+        pipeline = self.pipelines[made.batch.source]
         features = pipeline.examples(own, index, made.batch.place)
         microbatch = pipeline.microbatch(
             own, features, index, training=True, step=made.state.step, draws=made.draws
@@ -217,13 +216,12 @@ class GlobalGradient:
         return features, microbatch
 
     def _of_microbatch(
-        self, loss: Loss, variables: Variables, made: Pass, index: tf.Tensor | int
+        self, loss: Loss, variables: Variables, made: Pass, features: Features, own: Microbatch
     ) -> tuple[list[Any], tf.Tensor]:
-        """Returns gradients and sums of microbatch `index`. Replica context."""
-        features, microbatch = self._examples(made, index)
+        """Returns gradients and sums of a microbatch. Replica context."""
         each, scale = made.each, made.state.loss_scale
         tape = tf.GradientTape(persistent=each is not None)
-        with tape, microbatch.forward(), tf.name_scope("ddl_forward"):
+        with tape, own.forward(), tf.name_scope("ddl_forward"):
             if each is None:
                 objective, sums = loss(features, training=True)
             else:
@@ -233,17 +231,15 @@ class GlobalGradient:
         known = {id(v.value.handle) for v in (*variables, *self.complete)}
         others = [v for v in tape.watched_variables() if id(v.handle) not in known]
         updated = [v.value for v in variables]
-        with microbatch.backward(), tf.name_scope("ddl_backward"):
+        with own.backward(), tf.name_scope("ddl_backward"):
             if each is None:
                 gradients = tape.gradient(objective, updated + others)
             else:
-                size = self.pipelines[made.batch.source].global_batch_size
-                given = tape, objective, microbatch.mask, updated, each, scale, size
+                given = tape, objective, own.mask, updated, each, scale, loss.global_batch_size
                 gradients = _sum_of_changed(*given)
                 gradients += tape.gradient(objective, others) if others else []
         gradients, of_others = gradients[: len(variables)], gradients[len(variables) :]
-        if self.microbatches == 1:
-            gradients = dense_if_compiled(gradients, variables, self.by_rows)
+        gradients = dense_where_sparse_saves_nothing(gradients, variables, self.by_rows)
         if stay := [v.name for v, g in zip(others, of_others, strict=True) if g is not None]:
             raise ConfigError(
                 f"{loss.where} depends on the trainable variables {', '.join(stay)}, which nothing "
@@ -277,21 +273,22 @@ class GlobalGradient:
 
     def _check_each(self, loss: Loss) -> None:
         """Raises ConfigError if a gradient is not that of one example, or would take too long."""
-        kind = keras.layers.BatchNormalization
-        reasons = {
-            "BatchNormalization, since the gradient of an example must be its own. Use "
-            "GroupNormalization": any(isinstance(x, kind) for x in loss.form.layers),
-            "ddl.gather, since the gradient of an example must be its own. Leave out `each`, or "
-            "compute each loss from its example": loss.form.gathers,
-            "Trainer.remat, which would compute the layers again for each example. Leave it out, "
-            "and raise accumulation_steps to need less memory": self.remat is not None,
-        }
-        for reason, holds in reasons.items():
-            if holds:
-                raise ConfigError(f"update.gradients with `each` does not go with {reason}.")
+        form, kind = loss.form, keras.layers.BatchNormalization
+        across = form.gathers or any(isinstance(layer, kind) for layer in form.layers)
+        if across or self.remat is not None:
+            raise ConfigError(
+                "update.gradients with `each` does not go with "
+                + (
+                    "BatchNormalization or ddl.gather, since the gradient of an example must be "
+                    "its own. Use GroupNormalization, and compute each loss from its example."
+                    if across
+                    else "Trainer.remat, which would compute the layers again for each example. "
+                    "Leave it out, and raise accumulation_steps to need less memory."
+                )
+            )
 
 
-def _losses_of_examples(loss: Loss, features: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+def _losses_of_examples(loss: Loss, features: Features) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the loss of each example whose gradient `each` changes. Replica context.
 
     An example with several losses, as of tokens, has the gradient of their weighted mean, so that a

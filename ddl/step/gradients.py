@@ -341,22 +341,17 @@ def add_regularization(gradients: Sequence[Gradient], variables: Variables) -> l
     all-reduce. They are added once after the all-reduce, so their scale does not depend on the
     number of replicas or microbatches.
     """
-    if all(variable.regularizer is None for variable in variables):
-        return list(gradients)
     pairs = zip(gradients, of_penalties(variables), strict=True)
     return [g if extra is None else tf.convert_to_tensor(g) + extra for g, extra in pairs]
 
 
 def of_penalties(variables: Variables) -> list[tf.Tensor | None]:
-    """Returns the gradient of each variable's regularizer; None without one. Replica context.
-
-    Args:
-      variables: The variables, of which one or more have a regularizer.
-    """
+    """Returns the gradient of each variable's regularizer; None without one. Replica context."""
     with tf.GradientTape() as tape:
         penalties = [v.regularizer(v) for v in variables if v.regularizer is not None]
-    extra: list[Any] = tape.gradient(penalties, [v.value for v in variables])  # of their sum
-    return extra
+    if not penalties:
+        return [None] * len(variables)
+    return list(tape.gradient(penalties, [v.value for v in variables]))  # of their sum
 
 
 def prepare_optimizer(

@@ -18,7 +18,6 @@ from ddl.errors import ConfigError
 from ddl.layers.broadcasting import with_rank
 from ddl.layers.normalization import has_global_moments
 from ddl.step.metric_sums import MetricSums, check_output, sums_of
-from ddl.step.rows import Table
 from ddl.tasks.parts import layers_of
 from ddl.tasks.task import LossFunction, PerExample, Task, has_step
 
@@ -34,7 +33,7 @@ class Form(NamedTuple):
       entry: Shape and dtype of the losses of an example.
       weighs: Whether the task returns weights, so that Σ weight may differ from the batch size.
       gathers: Whether the loss calls `ddl.gather`.
-      tables: The variables of which the loss looks up single rows (`ddl.step.rows`).
+      tables: The variables of which the loss looks up single rows (`ddl.step.rows.tables_in`).
       layers: Layers of the task, without those that only compute as in an evaluation.
       placing: Which draws follow the rows (`ddl.random.placing`); None if that is unknown.
       moved: Names of variables that layers and task move, but for moments of BatchNormalization.
@@ -44,7 +43,7 @@ class Form(NamedTuple):
     entry: tf.TensorSpec
     weighs: bool
     gathers: bool
-    tables: Mapping[int, Table]
+    tables: Mapping[int, bool]
     layers: Sequence[keras.layers.Layer]
     placing: Mapping[Any, int] | None
     moved: Sequence[str]

@@ -20,6 +20,7 @@ All runs are on one device and leave every variable unchanged.
 """
 
 import dataclasses
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -78,7 +79,7 @@ class _Pass(NamedTuple):
 
     function: Any
     output: PerExample
-    microbatch: Microbatch
+    microbatch: Any
 
 
 @dataclasses.dataclass(eq=False)
@@ -94,9 +95,7 @@ class Probes:
     task: Task
     strategy: tf.distribute.Strategy
     optimizers: Sequence[keras.optimizers.Optimizer]
-    _rows: weakref.WeakKeyDictionary[BatchPipeline, _Features] = dataclasses.field(
-        default_factory=weakref.WeakKeyDictionary
-    )
+    _rows: Any = dataclasses.field(default_factory=weakref.WeakKeyDictionary)
     # Features named like weights that any loss has read.
     _read: set[str] = dataclasses.field(default_factory=set)
 
@@ -120,8 +119,7 @@ class Probes:
             if current.rows == _EIGHT:
                 try:
                     few = probe.traced(_FOUR, _EIGHT)
-                    drawn = few.microbatch.drawn or {}, current.drawn or {}
-                    placing = random.placing(*drawn, _FOUR, _EIGHT)
+                    placing = random.placing(few.microbatch.drawn, current.drawn, _FOUR, _EIGHT)
                     check_dimensions(first.output, few.output, loss.where)
                     if not traits_of(self.strategy).asynchronous:
                         probe.check_rows(first, few, self._examples(pipeline))
@@ -138,7 +136,7 @@ class Probes:
             entry=tf.TensorSpec(first.output.loss.shape[1:], first.output.loss.dtype),
             weighs=first.output.weight is not None,
             gathers=current.has_gathered,
-            tables=tables_in(graph, current.rows),
+            tables=tables_in(graph),
             layers=[x for x in every if not isinstance(x, kind) or id(x) in normalizing],
             placing=placing,
             moved=moved_in(graph, self.task) if training else (),
@@ -153,10 +151,11 @@ class Probes:
             rows.pop("weight", None)
             places = np.arange(count) % min(count, pipeline.num_examples or count)
             self._rows[pipeline] = {k: tf.gather(v, places) for k, v in rows.items()}
-        return self._rows[pipeline]
+        found: _Features = self._rows[pipeline]
+        return found
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class Probe:
     """The probe of one loss, for training or for evaluation."""
 
@@ -166,6 +165,8 @@ class Probe:
     pipeline: BatchPipeline
     training: bool
     read: set[str]
+    # Whether all replicas are traced, and not only the first one, which stands for all.
+    every: bool = False
     # What the first run computed across rows: by whether `ddl.gather` did, and number of the call.
     kept: dict[tuple[bool, int], list[np.ndarray]] = dataclasses.field(default_factory=dict)
 
@@ -173,23 +174,22 @@ class Probe:
         """Returns the first rows of the first batch; arguments as in `traced`."""
         zero, numbers = tf.zeros([], tf.int64), itertools.count()
 
-        def keep(tensors: Sequence[tf.Tensor], of_rows: bool, gathers: bool = False) -> list[Any]:
+        def keep(tensors: Sequence[tf.Tensor], size: int | None, gathers: bool = False) -> Any:
             place = gathers, next(numbers)
 
             def first(*now: np.ndarray) -> list[np.ndarray]:
                 return self.kept.setdefault(place, [np.array(value) for value in now])
 
             kept = tf.numpy_function(first, tensors, [x.dtype for x in tensors])
-            shapes = [[total, *x.shape[1:]] if of_rows else x.shape for x in tensors]
+            shapes = [[size, *x.shape[1:]] if size else x.shape for x in tensors]
             return [tf.ensure_shape(x, shape) for x, shape in zip(kept, shapes, strict=True)]
 
-        def held(tensors: Sequence[tf.Tensor], of_rows: bool) -> list[tf.Tensor]:
-            kept = keep(tensors, of_rows)
-            return [x[:rows] for x in kept] if of_rows else kept
+        def held(tensors: Sequence[tf.Tensor], of_rows: bool) -> Any:
+            return [x[:rows] for x in keep(tensors, total)] if of_rows else keep(tensors, None)
 
         def gathering(tensors: list[tf.Tensor], current: Microbatch) -> Gathered:
             every = tf.ones([total], tf.bool) if mask is None else mask
-            return Gathered(keep(tensors, True, gathers=True), every, positions_of(current))
+            return Gathered(keep(tensors, total, gathers=True), every, positions_of(current))
 
         return Microbatch(
             seed=0,
@@ -233,23 +233,28 @@ class Probe:
         Raises:
           ConfigError: If it draws by Python, or writes a variable that no checkpoint holds.
         """
-        where, names = self.loss.where, sorted(self.specs(1))
-        before, rows = states_of_generators(self.task), _EIGHT
-        try:
-            first = self.traced(rows)
-        except ConfigError:
-            raise
-        except Exception as error:
-            if isinstance(error, KeyError) and error.args[0] not in names:
-                raise ConfigError(
-                    f"{where} raised {error!r}; the features of the data are {', '.join(names)}."
-                ) from error
-            shares = self.pipeline.microbatches * self.strategy.num_replicas_in_sync
-            rows = self.pipeline.global_batch_size // shares
+        where, before = self.loss.where, states_of_generators(self.task)
+        errors: list[Exception] = []
+        shares = self.pipeline.microbatches * self.strategy.num_replicas_in_sync
+        own = self.pipeline.global_batch_size // shares
+        # A collective of the user's waits for all replicas.
+        for rows, self.every in ((_EIGHT, False), (_EIGHT, True), (own, True)):
             try:
                 first = self.traced(rows)
-            except Exception:
-                raise error from None
+                break
+            except DdlError:
+                raise
+            except Exception as error:
+                errors.append(error)
+        else:
+            name, names = errors[0].args[:1], sorted(self.specs(1))
+            if isinstance(errors[0], KeyError) and name[0] not in names:
+                raise ConfigError(
+                    f"{where} raised {errors[0]!r}; the features of the data are "
+                    f"{', '.join(names)}."
+                ) from errors[0]
+            raise errors[0]
+        if rows != _EIGHT:
             logging.warning(
                 "%s takes %d rows alone, so the check of rows did not run.", where, rows
             )
@@ -261,7 +266,7 @@ class Probe:
         return first
 
     def traced(self, rows: int, total: int | None = None, padded: bool = False) -> _Pass:
-        """Traces a pass on one replica, which stands for all.
+        """Traces a pass.
 
         Args:
           rows: Number of rows.
@@ -269,15 +274,15 @@ class Probe:
           padded: Whether the pass takes a mask of the rows that are no padding.
         """
         loss, found = self.loss, list[tuple[PerExample, Microbatch]]()
-        every = False  # a collective of the user's waits for all replicas
 
         def on_replica(features: _Features, mask: tf.Tensor | None) -> None:
-            if found and not every:
+            if found and not self.every:
                 return
             # On the device of the replica, which a collective of the user's asks for.
             features = {name: tf.identity(values) for name, values in features.items()}
             current = self.microbatch(rows, total or rows, mask)
-            with tf.variable_creator_scope(_refusing(loss)), current.forward():
+            refusing = functools.partial(_refuse, loss.where)
+            with tf.variable_creator_scope(refusing), current.forward():
                 output = loss.function(dict(features), self.training)
             check_output(output, loss.where, rows)
             names = names_resembling_weight(features)
@@ -296,17 +301,8 @@ class Probe:
                 self.strategy.run(on_replica, args=(features, mask))
             return tensors_of(found[0][0])
 
-        given = self.specs(rows), tf.TensorSpec([rows], tf.bool) if padded else None
-        try:
-            function = run.get_concrete_function(*given)
-        except DdlError:
-            raise
-        except Exception:
-            if self.strategy.num_replicas_in_sync == 1:
-                raise
-            every = True
-            function = run.get_concrete_function(*given)
-        return _Pass(function, *found[0])
+        mask = tf.TensorSpec([rows], tf.bool) if padded else None
+        return _Pass(run.get_concrete_function(self.specs(rows), mask), *found[0])
 
     def check_rows(self, first: _Pass, few: _Pass, rows: _Features) -> None:
         """Raises ConfigError if values of an example depend on other examples.
@@ -414,14 +410,10 @@ def _made_outside(create: Callable[..., Any], **arguments: Any) -> Any:
         return create(**arguments)
 
 
-def _refusing(loss: Loss) -> Callable[..., Any]:
-    """Returns a creator of variables that raises: a loss must make none."""
-
-    def refuse(create: Callable[..., Any], **arguments: Any) -> Any:
-        raise ConfigError(
-            f"{loss.where} makes the variable {arguments.get('name') or 'Variable'!r} in each "
-            "call, so that it could not be trained. Make layers and variables once, in __init__, "
-            "and keep them in attributes of the task."
-        )
-
-    return refuse
+def _refuse(where: str, create: Callable[..., Any], **arguments: Any) -> Any:
+    """Refuses to make a variable in a loss."""
+    raise ConfigError(
+        f"{where} makes the variable {arguments.get('name') or 'Variable'!r} in each call, so that "
+        "it could not be trained. Make layers and variables once, in __init__, and keep them in "
+        "attributes of the task."
+    )

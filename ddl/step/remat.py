@@ -76,18 +76,15 @@ def recomputed(rule: Remat, task: Task, strategy: tf.distribute.Strategy) -> Map
                 f"{', '.join(names):.900}.{did_you_mean(pattern, names)}"
             )
         matching += found
-    within = {id(x) for one in matching for x in one._flatten_layers(include_self=False)}
-    outer = {id(layer): layer for layer in matching if id(layer) not in within}
-    for layer in outer.values():
+    for layer in matching:
         if any(isinstance(x, keras.layers.BatchNormalization) for x in layer._flatten_layers()):
             raise ConfigError(
                 f"Remat.layers matches {layer.name!r}, which holds BatchNormalization: the "
                 "second computation would take its moments again. Match layers without it."
             )
-        own = vars(layer).get("call")
-        if getattr(own, "func", None) is not _call:
-            layer.call = functools.partial(_call, layer, own or layer.call)
-    return {key: layer.name for key, layer in outer.items()}
+        if getattr(layer.call, "func", None) is not _call:
+            layer.call = functools.partial(_call, layer, layer.call)
+    return {id(layer): layer.name for layer in matching}
 
 
 def _call(layer: keras.layers.Layer, function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -97,48 +94,41 @@ def _call(layer: keras.layers.Layer, function: Any, *args: Any, **kwargs: Any) -
         return function(*args, **kwargs)
     leaves = keras.tree.flatten((args, kwargs))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor)]
-    variables = [v for v in layer.variables if "float" in v.dtype]
     draws = current.copied()
     calls = {name: copy.copy(global_state.get_global_attribute(name)) for name in _OF_CALLS}
     structure: list[Any] = []
 
-    def compute(given: Sequence[tf.Tensor], values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def compute(given: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         replaced = list(leaves)
         for place, value in zip(places, given, strict=True):
             set_keras_mask(value, get_keras_mask(leaves[place]))
             replaced[place] = value
         own_args, own_kwargs = keras.tree.pack_sequence_as((args, kwargs), replaced)
-        pairs = list(zip(variables, values, strict=True))
-        with _Values(pairs, collect_losses=True, initialize_variables=False):
-            outputs = function(*own_args, **own_kwargs)
-        structure[:] = [outputs]
-        return list(keras.tree.flatten(outputs))
+        with _Unchanged(collect_losses=True, initialize_variables=False):
+            structure[:] = [function(*own_args, **own_kwargs)]
+        return list(keras.tree.flatten(structure[0]))
 
     @tf.custom_gradient
     def part(*tensors: tf.Tensor) -> tuple[Any, Any]:
-        results = compute(tensors[: len(places)], tensors[len(places) :])
-
-        def gradient(*upstream: tf.Tensor) -> Any:
+        def gradient(*upstream: tf.Tensor, variables: Sequence[tf.Variable] = ()) -> Any:
             *again, counter = _after(upstream, [*tensors, draws.counter])
             with tf.GradientTape() as tape:
                 tape.watch(again)
                 with _in_calls(calls), draws.repeated(counter).forward():
-                    second = compute(again[: len(places)], again[len(places) :])
-            return tape.gradient(second, again, output_gradients=list(upstream))
+                    second = compute(again)
+            given = tape.gradient(second, [*again, *variables], output_gradients=list(upstream))
+            return given[: len(again)], given[len(again) :]
 
-        return tuple(results), gradient
+        return tuple(compute(tensors)), gradient
 
-    results = part(
-        *(leaves[place] for place in places), *(tf.convert_to_tensor(v.value) for v in variables)
-    )
-    results = list(results) if isinstance(results, list | tuple) else [results]
+    results = keras.tree.flatten(part(*(leaves[place] for place in places)))
     for value, first in zip(results, keras.tree.flatten(structure[0]), strict=True):
         set_keras_mask(value, get_keras_mask(first))
     return keras.tree.pack_sequence_as(structure[0], results)
 
 
-class _Values(keras.StatelessScope):
-    """Gives variables of a layer values within the `with` block; refuses changes and losses."""
+class _Unchanged(keras.StatelessScope):
+    """Refuses changes of variables, and losses of layers, within the `with` block."""
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
         self._refuse(f"changes its variable {update[0].path}")

@@ -19,7 +19,7 @@ Checkpoints hold whole slots (`ddl.checkpoints.contents`). Averages of the weigh
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -36,6 +36,7 @@ from ddl.step import gradients as gradient_path
 from ddl.step.gradients import prepare_optimizer
 from ddl.step.overflow import all_finite
 from ddl.step.sums import AllReduce
+from ddl.tasks.parts import copies_of
 
 _FLAG = "shard_optimizer_state"
 
@@ -48,28 +49,11 @@ _BY_ENTRY: tuple[type[keras.optimizers.Optimizer], ...] = (
 """Optimizers that compute each entry of a weight from the same entry of gradient and slots."""
 
 
-@dataclasses.dataclass(frozen=True)
-class InShares:
-    """Reduced gradients in shares; only an optimizer's update can use them.
+class InShares(list[Any]):
+    """Reduced gradients: for each variable, a vector [entries of a share] on each replica.
 
-    Attributes:
-      values: For each variable, a vector [entries of a share] on each replica.
+    Only an optimizer's update can use them.
     """
-
-    values: list[Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class ShardOfSlot:
-    """A slot of which each replica holds its share.
-
-    Attributes:
-      variable: The optimizer's variable: [entries of a share].
-      shape: Shape of the whole slot, which is that of its weight.
-    """
-
-    variable: keras.Variable
-    shape: tf.TensorShape
 
 
 @dataclasses.dataclass(eq=False)
@@ -82,13 +66,14 @@ class Sharding:
     Attributes:
       strategy: The strategy, with several replicas.
       all_reduce: Sums over the replicas.
-      slots: The slots in shares, by the id of the optimizer's variable.
+      slots: The whole shape of each slot in shares, by the `id` of the variable [entries of a
+        share], which is the `value` of the optimizer's.
       stand_ins: The stand-ins, by the ids of optimizer and weight.
     """
 
     strategy: tf.distribute.Strategy
     all_reduce: AllReduce
-    slots: dict[int, ShardOfSlot] = dataclasses.field(default_factory=dict)
+    slots: dict[int, tf.TensorShape] = dataclasses.field(default_factory=dict)
     stand_ins: dict[tuple[int, int], keras.Variable] = dataclasses.field(default_factory=dict)
 
     def prepare(
@@ -111,18 +96,24 @@ class Sharding:
                 f"{either([of.__name__ for of in _BY_ENTRY])}, without a call of `build`."
             )
         excluded: set[int] = getattr(optimizer, "_exclude_from_weight_decay", set())
-        stand_ins = [self._stand_in(variable) for variable in variables]
-        shapes: dict[int, tf.TensorShape] = {}
-        for variable, stand_in in zip(variables, stand_ins, strict=True):
+        stand_ins, shapes = [], dict[int, tf.TensorShape]()
+        for variable in variables:
+            shape = variable.value.shape
+            size = _size_of_share(shape, self.strategy.num_replicas_in_sync)
+            given = {"shape": [size], "dtype": variable.dtype, "name": variable.name}
+            with self.strategy.scope():
+                stand_in = keras.Variable("zeros", **given)
+            stand_in._path = variable.path  # which names the slots
+            stand_ins.append(stand_in)
             self.stand_ins[id(optimizer), id(variable)] = stand_in
-            shapes[id(stand_in)] = variable.value.shape
+            shapes[id(stand_in)] = shape
             if id(variable) in excluded:
                 excluded.add(id(stand_in))
         add, own = optimizer.add_variable_from_reference, vars(optimizer)
 
         def noted(reference_variable: Any, *args: Any, **kwargs: Any) -> keras.Variable:
             slot = add(reference_variable, *args, **kwargs)
-            self.slots[id(slot)] = ShardOfSlot(slot, shapes[id(reference_variable)])
+            self.slots[id(slot.value)] = shapes[id(reference_variable)]
             return slot
 
         own["add_variable_from_reference"] = noted
@@ -131,24 +122,13 @@ class Sharding:
         finally:
             del own["add_variable_from_reference"]
 
-    def _stand_in(self, variable: keras.Variable) -> keras.Variable:
-        size = _size_of_share(variable.value.shape, self.strategy.num_replicas_in_sync)
-        with self.strategy.scope():
-            found = keras.Variable("zeros", shape=[size], dtype=variable.dtype, name=variable.name)
-        found._path = variable.path  # which names the slots
-        return found
-
-    def copies(self, variables: Iterable[keras.Variable]) -> list[tf.Variable]:
-        """Returns the copies of variables on the replicas of this worker."""
-        results = self.strategy.experimental_local_results
-        return [copy for variable in variables for copy in results(variable.value)]
-
     @property
     def handles_of_stand_ins(self) -> frozenset[int]:
         """The ids of the handles of the stand-ins of this worker's replicas."""
-        return frozenset(id(copy.handle) for copy in self.copies(self.stand_ins.values()))
+        every = (copy for one in self.stand_ins.values() for copy in copies_of(one.value))
+        return frozenset(id(copy.handle) for copy in every)
 
-    def summed(self, gradients: Sequence[Any]) -> list[Any]:
+    def summed(self, gradients: Sequence[Any]) -> InShares:
         """Returns the sums over the replicas, in shares. Cross-replica context, in a graph.
 
         Args:
@@ -165,12 +145,12 @@ class Sharding:
             # The backward pass computes the last layers' gradients first, so they are sent first.
             return [tf.reshape(own, [-1]) for own in scatter_over_replicas(rows[::-1])[::-1]]
 
-        return list(self.strategy.run(own_sums, args=(gradients,)))
+        return InShares(self.strategy.run(own_sums, args=(gradients,)))
 
-    def finite(self, shares: list[Any]) -> tf.Tensor:
+    def finite(self, shares: InShares) -> tf.Tensor:
         """Returns whether gradients in shares are finite on all replicas, bool []."""
         overflowed = lambda own: tf.cast([~all_finite(own)], tf.float64)  # noqa: E731
-        each = self.strategy.run(overflowed, args=(shares,))
+        each = self.strategy.run(overflowed, args=(list(shares),))
         return tf.equal(self.all_reduce.of_sums(each)[0], 0)
 
 
@@ -215,24 +195,12 @@ def sharding_of(
     return sharding
 
 
-def variables_of(
-    optimizer: keras.optimizers.Optimizer, sharding: Sharding | None
-) -> list[tf.Variable]:
-    """Returns an optimizer's variables; of a slot in shares, each share of this worker."""
-    slots = {} if sharding is None else sharding.slots
-    return [
-        copy
-        for v in optimizer.variables
-        for copy in (sharding.copies([v]) if sharding and id(v) in slots else [v.value])
-    ]
-
-
 # ------------------------------------------------------------ the update
 
 
 def apply_to_shares(
     sharding: Sharding,
-    gradients: list[Any] | InShares,
+    gradients: list[Any],
     factor: tf.Tensor | None,
     variables: Sequence[keras.Variable],
     parts: Sequence[Any],
@@ -259,18 +227,15 @@ def apply_to_shares(
             own = [own_share(tf.convert_to_tensor(value)) for value in own]
         if factor is not None:
             own = gradient_path.multiply(own, factor)
-        if all(variable.regularizer is None for variable in variables):
-            return own
-        penalties = gradient_path.of_penalties(variables)  # each of the whole weight
-        pairs = zip(own, penalties, strict=True)
+        # Penalties of the whole weights.
+        pairs = zip(own, gradient_path.of_penalties(variables), strict=True)
         return [share if extra is None else share + own_share(extra) for share, extra in pairs]
 
     def squares(own: list[tf.Tensor]) -> tf.Tensor:
         applied = [own[place] for part in parts for place in part.places(variables)]
         return tf.cast(gradient_path.squared_norm(applied), tf.float64)[tf.newaxis]
 
-    values = gradients.values if isinstance(gradients, InShares) else list(gradients)
-    shares, norm = run(scaled, args=(values, factor)), tf.zeros([], tf.float64)
+    shares, norm = run(scaled, args=(list(gradients), factor)), tf.zeros([], tf.float64)
     if clip is not None and parts:
         squared = sharding.all_reduce.of_sums(run(squares, args=(shares,)))[0]
         norm = tf.sqrt(squared)
@@ -338,14 +303,10 @@ def copied_share(value: tf.Tensor, replica: int, replicas: int) -> tf.Tensor:
 
 
 def own_share(value: tf.Tensor) -> tf.Tensor:
-    """Returns this replica's share of a tensor that all replicas hold. Replica context.
-
-    It may use the memory of the tensor.
-    """
+    """Returns this replica's share of a tensor that all replicas hold. Replica context."""
     context = tf.distribute.get_replica_context()
-    size = _size_of_share(value.shape, context.num_replicas_in_sync)
-    first = int(tf.get_static_value(context.replica_id_in_sync_group)) * size
-    return _padded(tf.reshape(value, [-1])[first : first + size], size)
+    replica = int(tf.get_static_value(context.replica_id_in_sync_group))
+    return copied_share(value, replica, context.num_replicas_in_sync)
 
 
 def gathered(shares: Sequence[tf.Tensor], shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:

@@ -72,8 +72,7 @@ def over_microbatches(
     if microbatches == 1:
         return run(0, None)
     start = strategy.run(zeros)
-    in_variables = len(local_devices(strategy)) > 1 and path_of(strategy).sums_on_devices
-    if not in_variables:
+    if not sums_in_variables(strategy):
         return tf.while_loop(
             lambda index, so_far: index < microbatches,
             lambda index, so_far: (index + 1, run(index, so_far)),
@@ -89,6 +88,11 @@ def over_microbatches(
     first = (tf.constant(0),)
     tf.while_loop(lambda index: index < microbatches, turn, first, parallel_iterations=1)
     return strategy.run(_read_once, args=(handles, start))
+
+
+def sums_in_variables(strategy: tf.distribute.Strategy) -> bool:
+    """Returns whether the replicas add up their microbatches in variables of their own."""
+    return len(local_devices(strategy)) > 1 and path_of(strategy).sums_on_devices
 
 
 def _zero_variables(like: Any) -> list[tf.Tensor]:

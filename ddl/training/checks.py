@@ -26,8 +26,7 @@ from ddl.layers.normalization import has_global_moments
 from ddl.optimizers.fused import updates_rows
 from ddl.precision import uses_tf32_unasked
 from ddl.step.moving_statistics import statistics_of
-from ddl.step.rows import table_of
-from ddl.step.sharding import variables_of
+from ddl.step.rows import read_as_a_whole
 from ddl.step.state import TrainingState
 from ddl.step.train_step import TrainStep
 from ddl.tasks.parts import (
@@ -304,17 +303,11 @@ def warn_of_dense_updates(update: TrainStep) -> None:
     for name, applied in update.plan.applied.items():
         optimizer = update.optimizers[name]
         for variable in applied.variables:
-            found = [table_of(variable, x.form.tables, update.gradient.strategy) for x in losses]
-            reads = [read for read in found if read is not None]
-            if not reads or variable.value.shape.num_elements() < _LARGE_TABLE:
+            strategy, sharding = update.gradient.strategy, update.gradient.sharding
+            found = [read_as_a_whole(variable, x.form.tables, strategy) for x in losses]
+            if set(found) == {None} or variable.value.shape.num_elements() < _LARGE_TABLE:
                 continue
-            as_a_whole = any(read.as_a_whole for read in reads)
-            if (
-                as_a_whole
-                or update.averages
-                or update.gradient.sharding
-                or not updates_rows(optimizer)
-            ):
+            if any(found) or update.averages or sharding or not updates_rows(optimizer):
                 logging.warning(
                     "Each update takes time for all %s rows of the table %s. Adagrad, and SGD "
                     "without momentum, update the rows of the batch alone, without weight_average "
@@ -384,8 +377,9 @@ class VariablesFinite:
           workers: The workers that check together.
         """
         models = layers_of(update.task) if has_step(update.task) else [update.task.model]
-        sharding = update.gradient.sharding
-        slots = [v for x in update.optimizers.values() for v in variables_of(x, sharding)]
+        slots = [v.value for x in update.optimizers.values() for v in x.variables]
+        if update.gradient.sharding is not None:
+            slots = [copy for slot in slots for copy in copies_of(slot)]
         averages = update.averages.variables if update.averages else ()
         weights = {id(v): v.value for model in models for v in model.variables}
         floating = [v for v in (*weights.values(), *slots, *averages) if v.dtype.is_floating]

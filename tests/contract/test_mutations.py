@@ -92,9 +92,9 @@ def do_not_divide_by_the_weights(factor, *_):
     return None
 
 
-@breaks(IMAGES, GlobalGradient, "of_replicas")
-def average_the_microbatches(of_replicas, self, *arguments):
-    gradients, sums = of_replicas(self, *arguments)
+@breaks(IMAGES, GlobalGradient, "_over_microbatches")
+def average_the_microbatches(summed, self, *arguments):
+    gradients, sums = summed(self, *arguments)
     number = self.microbatches
     return self.strategy.run(lambda own: [g / number for g in own], args=(gradients,)), sums
 

@@ -60,11 +60,7 @@ def test_padding_counts_nothing_and_counts_are_exact():
     assert total.numpy()[0] == 2.0**25 + 1
 
 
-def test_losses_of_a_step_have_names_and_weights_of_their_own():
-    both = SumsOfLosses({"one": layout(), "two": layout(error=tf.zeros([2]))})
-    assert both.names == ("loss/one", "loss/two", "error")
-    vector = both.joined({"two": tf.constant([2.0, 6.0, 8.0], tf.float64)})
-    assert both.means(vector) == {"loss/two": 3.0, "error": 4.0}
+def test_figures_of_the_losses_of_a_step_have_names_of_their_own():
     with pytest.raises(ConfigError, match="losses a, b: two metrics have the figure 'error'"):
         SumsOfLosses({name: layout(error=tf.zeros([2])) for name in "ab"})
 

@@ -66,3 +66,13 @@ def test_a_layer_that_writes_other_values_on_other_replicas_is_refused():
 def test_a_layer_that_moves_in_each_microbatch_is_refused():
     with pytest.raises(ConfigError, match=r"assigns to '.*running_mean.*STEPS = 1"):
         normalizing(make_strategy("one_device", 1), RunningMean, accumulation_steps=2)
+
+
+def test_central_storage_still_refuses_batch_normalization():
+    """Without the aggregation that `allow_replica_writes` gives its variables."""
+    strategy = make_strategy("central_storage", 2)
+    with strategy.scope():
+        layer = keras.layers.BatchNormalization()
+        layer.build((None, 1))
+    with pytest.raises(ValueError, match="aggregation"):
+        strategy.run(lambda: layer(tf.ones([4, 1]), training=True))

@@ -57,10 +57,10 @@ def whole_slots(trainer) -> list[np.ndarray]:
     found = []
     for variable in trainer.optimizer.variables[2:]:
         copies = trainer.strategy.experimental_local_results(variable.value)
-        if trainer.sharding is None or id(variable) not in trainer.sharding.slots:
+        if trainer.sharding is None or id(variable.value) not in trainer.sharding.slots:
             found.append(copies[0].numpy())
             continue
-        shape = trainer.sharding.slots[id(variable)].shape
+        shape = trainer.sharding.slots[id(variable.value)]
         rows = np.concatenate([copy.numpy() for copy in copies])
         found.append(rows[: shape.num_elements()].reshape(shape))
     return found
@@ -72,12 +72,6 @@ def averages(trainer) -> list[np.ndarray]:
         return []
     with trainer.evaluation_weights():
         return weights(trainer)
-
-
-def figures(trainer, steps=5) -> list[np.ndarray]:
-    """Figures, weights, slots and averages after updates, of which the fifth has a padded batch."""
-    losses = [list(trainer.train(1, progress=False).values()) for _ in range(steps)]
-    return [np.array(losses), *weights(trainer), *whole_slots(trainer), *averages(trainer)]
 
 
 def assert_close(one, other, atol=1e-10):
