@@ -1,6 +1,12 @@
 """Training from each kind of data: the same on any devices, and after a resume in an epoch."""
 
+import contextlib
 import functools
+import json
+import os
+import socket
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -12,6 +18,7 @@ from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.precision import set_precision
 from tests.conftest import make_strategy, save
 from tests.data.kinds import KINDS, ROWS, X, Y, data_of
+from tests.processes import forked
 
 UPDATES = 7  # of 8 rows: the second epoch begins with update 5, and update 4 has padding
 
@@ -46,13 +53,36 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("data")
 
 
+@pytest.mark.parametrize(("replicas", "microbatches"), [(2, 2), (4, 1)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_replicas_with_microbatches_end_as_one_device(kind, folder):
-    trainer = make_trainer(
-        data_of(kind, folder), make_strategy("mirrored", 2), accumulation_steps=2
-    )
+def test_replicas_with_microbatches_end_as_one_device(kind, replicas, microbatches, folder):
+    strategy = make_strategy("mirrored", replicas)
+    trainer = make_trainer(data_of(kind, folder), strategy, accumulation_steps=microbatches)
     for one, other in zip(ends_of(trainer), on_one_device(kind, folder)[0], strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-10)
+
+
+@pytest.mark.processes
+def test_two_workers_that_resume_in_an_epoch_end_as_one_device(folder):
+    """All kinds of data, from the checkpoints of one process."""
+    wanted = {kind: on_one_device(kind, folder)[0] for kind in KINDS}
+    with contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(socket.socket()) for _ in range(2)]
+        for one in opened:
+            one.bind(("127.0.0.1", 0))
+        hosts = [f"127.0.0.1:{one.getsockname()[1]}" for one in opened]
+    workers = []
+    for index in range(2):
+        place = {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}}
+        command = [sys.executable, "-m", "tests.data.worker", str(folder)]
+        given = {"env": {**os.environ, "TF_CONFIG": json.dumps(place)}, "text": True}
+        workers.append(forked.Popen(command, stderr=subprocess.PIPE, **given))
+    errors = [one.communicate(timeout=300)[1] for one in workers]
+    assert [one.returncode for one in workers] == [0, 0], errors
+    for kind in KINDS:
+        with np.load(folder / f"{kind}.npz") as found:
+            for one, other in zip(found.values(), wanted[kind], strict=True):
+                np.testing.assert_allclose(one, other, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -93,7 +123,7 @@ class AsInPyTorch:
 
 
 class AsHuggingFace:
-    """With `.with_format("numpy")`."""
+    """With `.with_format("numpy")`; and as `tfds.data_source` returns it."""
 
     def __len__(self):
         return ROWS
@@ -117,7 +147,7 @@ FIRST_ATTEMPTS = {
     "interleave, map, shuffle, batch, repeat": interleaved,
     "from_generator, padded_batch": padded,
     "a class as in PyTorch": AsInPyTorch,
-    "a class as of Hugging Face": AsHuggingFace,
+    "a data set as of Hugging Face and TFDS": AsHuggingFace,
     "a PyDataset": InBatches,
     "a generator function": lambda: lambda: zip(X, Y, strict=True),
 }
