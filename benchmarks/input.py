@@ -205,7 +205,7 @@ KINDS = {
         *("TFRecord files", _tf_records),
     ),
     "a stream": Kind(_stream, "TFRecord files", _tf_records),
-    "a PyDataset": Kind(_Images, "from_generator", _generated),
+    "a PyDataset": Kind(lambda f: data.stream(_Images(f)), "from_generator", _generated),
     "image folder, PNG": Kind(
         lambda f: data.image_folder(f / "pictures", (28, 28), channels=1),
         *("a map over listed files", _listed),

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ddl.errors import DataError
 
-ONE_LENGTH = "Pad all to one length, or pack several into rows of one length (ddl.data.packed)."
+ONE_LENGTH = "Resize images; pad texts to one length, or pack them into rows (ddl.data.packed)."
 """The remedy for features whose shapes vary."""
 
 

@@ -13,30 +13,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import ddl
 from ddl.checkpoints.checkpoints import Checkpoints
-from ddl.precision import set_precision
 from tests.conftest import make_strategy, save
-from tests.data.kinds import KINDS, ROWS, X, Y, data_of
+from tests.data.kinds import KINDS, ROWS, UPDATES, X, Y, data_of, ends_of, make_trainer
 from tests.processes import forked
-
-UPDATES = 7  # of 8 rows: the second epoch begins with update 5, and update 4 has padding
-
-
-def make_trainer(data, strategy, **options):
-    set_precision("float64")
-    keras.utils.set_random_seed(2)
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
-        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
-    task = ddl.Classification(model)
-    options = {"global_batch_size": 8, "seed": 3, "eval_data": data, **options}
-    return ddl.Trainer(task, optimizer, data, strategy=strategy, **options)
-
-
-def ends_of(trainer, updates=UPDATES):
-    trainer.train(updates, progress=False)
-    return [*trainer.model.get_weights(), trainer.evaluate()["loss"]]
 
 
 @functools.cache
@@ -71,14 +51,20 @@ def test_two_workers_that_resume_in_an_epoch_end_as_one_device(folder):
         for one in opened:
             one.bind(("127.0.0.1", 0))
         hosts = [f"127.0.0.1:{one.getsockname()[1]}" for one in opened]
-    workers = []
-    for index in range(2):
+    logs, workers = [folder / "0.log", folder / "1.log"], []
+    for index, log in enumerate(logs):
         place = {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}}
         command = [sys.executable, "-m", "tests.data.worker", str(folder)]
-        given = {"env": {**os.environ, "TF_CONFIG": json.dumps(place)}, "text": True}
-        workers.append(forked.Popen(command, stderr=subprocess.PIPE, **given))
-    errors = [one.communicate(timeout=300)[1] for one in workers]
-    assert [one.returncode for one in workers] == [0, 0], errors
+        environment = {**os.environ, "TF_CONFIG": json.dumps(place)}
+        with open(log, "w") as opened:
+            workers.append(forked.Popen(command, stderr=opened, env=environment))
+    for worker in workers:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            worker.wait(60)
+    for worker in workers:
+        worker.kill()
+    statuses = [worker.wait() for worker in workers]
+    assert statuses == [0, 0], "".join(log.read_text() for log in logs)
     for kind in KINDS:
         with np.load(folder / f"{kind}.npz") as found:
             for one, other in zip(found.values(), wanted[kind], strict=True):

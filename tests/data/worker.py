@@ -8,8 +8,7 @@ import numpy as np
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.distribution import build_strategy
 from ddl.distribution.workers import Workers
-from tests.data.kinds import KINDS, data_of
-from tests.data.test_in_training import UPDATES, ends_of, make_trainer
+from tests.data.kinds import KINDS, UPDATES, data_of, ends_of, make_trainer
 
 if __name__ == "__main__":
     strategy, folder = build_strategy("multi_worker_mirrored"), Path(sys.argv[1])
@@ -20,3 +19,4 @@ if __name__ == "__main__":
         ends = ends_of(trainer, UPDATES - 3)
         if Workers(strategy).is_chief:
             np.savez(folder / f"{kind}.npz", *ends)
+    Workers(strategy).barrier()  # one that ends while the other reads would abort it
