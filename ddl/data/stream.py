@@ -242,7 +242,9 @@ class Stream:
 
         def batched(elements: tf.data.Dataset) -> tf.data.Dataset:
             if self._is_batched:
-                blocks = elements.map(self._named).rebatch(size, drop_remainder=self.is_endless)
+                # Python's own reader has named the features.
+                named = elements if self._alike.spec else elements.map(self._named)
+                blocks = named.rebatch(size, drop_remainder=self.is_endless)
             else:
                 blocks = elements.batch(size, drop_remainder=self.is_endless).map(self._named)
             if count is not None or self.is_endless:

@@ -33,8 +33,10 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("data")
 
 
-@pytest.mark.parametrize(("replicas", "microbatches"), [(2, 2), (4, 1)])
-@pytest.mark.parametrize("kind", KINDS)
+CASES = [*((kind, 4, 1) for kind in KINDS), ("arrays", 2, 2), ("decoded", 2, 2)]
+
+
+@pytest.mark.parametrize(("kind", "replicas", "microbatches"), CASES)
 def test_replicas_with_microbatches_end_as_one_device(kind, replicas, microbatches, folder):
     strategy = make_strategy("mirrored", replicas)
     trainer = make_trainer(data_of(kind, folder), strategy, accumulation_steps=microbatches)
