@@ -31,11 +31,6 @@ _BEFORE_REASON = re.compile(
 )
 
 
-# tf.debugging.Assert writes its message in this form, with a backslash before each quote, and each
-# piece of it in brackets.
-_ASSERTED = re.compile(r"^assertion failed: \[(.*)\]$")
-
-
 def check_same_features(
     train: dict[str, tf.TensorSpec], evaluation: dict[str, tf.TensorSpec]
 ) -> None:
@@ -132,14 +127,8 @@ def data_errors(*sources: Any) -> Iterator[None]:
             if (found := source.undecodable()) is not None:
                 raise found from None
         reason = _NODE.split(text)[0].strip().splitlines()[-1].strip()
-        reason = _unescaped(_BEFORE_REASON.sub("", reason))
+        reason = _BEFORE_REASON.sub("", reason)
         # A Python function of the data, such as a generator, leaves its traceback in the text.
         place = place_of(error) if "Traceback (most recent" in text else None
         note = f"\n{place.note}" if place else ""
         raise DataError(f"Reading or processing a batch failed: {reason}{note}") from None
-
-
-def _unescaped(reason: str) -> str:
-    """Returns the message of an assertion as it was written; others as they are."""
-    asserted = _ASSERTED.match(reason)
-    return re.sub(r"\\(['\"\\])", r"\1", asserted[1].replace("] [", "")) if asserted else reason

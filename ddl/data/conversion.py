@@ -28,11 +28,6 @@ def as_source(data: Any, argument: str = "The data") -> Source | Stream:
     """
     if isinstance(data, Source | Stream):
         return data
-    if isinstance(data, str | bytes):
-        raise DataError(
-            f"{argument} must be arrays or a reader of ddl.data, got the {type(data).__name__} "
-            f"{data!r:.60}. Pass what a reader returns, such as ddl.data.digits()."
-        )
     parts = list(data.values()) if isinstance(data, Mapping) else data
     if isinstance(parts, tuple | list) and any(isinstance(one, _SETS) for one in parts):
         raise DataError(

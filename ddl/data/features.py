@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ddl.errors import DataError
 
-ONE_LENGTH = "Pad all to one length, or pack several into rows of one length (ddl.data.packed)."
+ONE_LENGTH = "Resize images; pad texts to one length, or pack them into rows (ddl.data.packed)."
 """The remedy for features whose shapes vary."""
 
 
@@ -128,20 +128,55 @@ def form_of(example: Mapping[str, np.ndarray]) -> Any:
     )
 
 
-def check_like_first(
-    spec: Mapping[str, tf.TensorSpec], first: Mapping[str, tf.TensorSpec], what: str
-) -> None:
-    """Raises DataError if the specification of an example is not that of the first one."""
-    if spec != first:
-        raise DataError(
-            f"{what} must be like the first, {described(first)}, got {described(spec)}. Convert "
-            f"it. {ONE_LENGTH}"
-        )
+class Alike:
+    """Elements that Python reads, each like the first one.
+
+    Attributes:
+      spec: Shape and dtype of each feature of one example; {} before the first element.
+    """
+
+    def __init__(self, in_batches: bool = False):
+        """Takes whether an element is a batch of examples."""
+        self.spec: dict[str, tf.TensorSpec] = {}
+        self._in_batches = in_batches
+        self._forms: set[Any] = set()  # dtypes and shapes of elements that were checked
+
+    def arrays(self, element: Any, what: str) -> dict[str, np.ndarray]:
+        """Returns the features of an element; DataError, naming it, if it is unlike the first."""
+        parts = named(element, what, int(self._in_batches))
+        arrays = {name: array_of(value, name, what) for name, value in parts.items()}
+        if (form := form_of(arrays)) not in self._forms:
+            spec = example_spec(spec_of(arrays), self._in_batches, what)
+            self.spec = self.spec or spec
+            if spec != self.spec:
+                raise DataError(
+                    f"{what} must be like the first, {described(self.spec)}, got "
+                    f"{described(spec)}. Convert it. {ONE_LENGTH}"
+                )
+            self._forms.add(form)
+        return arrays
 
 
 def described(spec: Mapping[str, tf.TensorSpec]) -> str:
     """Returns features with their dtypes and shapes for messages, in the order of their names."""
     return ", ".join(f"{n} {spec[n].dtype.name} {spec[n].shape}" for n in sorted(spec))
+
+
+def example_spec(
+    spec: Mapping[str, tf.TensorSpec], is_batch: bool, what: str
+) -> dict[str, tf.TensorSpec]:
+    """Returns the specification of one example after checking that its shapes are static."""
+    if is_batch:
+        if rows_in(spec) == 0:
+            raise DataError(f"{what} must be features of equal length, got {described(spec)}.")
+        spec = {name: tf.TensorSpec(one.shape[1:], one.dtype, name) for name, one in spec.items()}
+    return checked_spec(spec, what)
+
+
+def rows_in(spec: Any) -> int | None:
+    """Returns the first dimension of all features, None if unknown; 0 if they share none."""
+    found = {one.shape[0] if one.shape.rank else 0 for one in tf.nest.flatten(spec)}
+    return found.pop() if len(found) == 1 else 0
 
 
 def checked_spec(spec: Any, what: str) -> dict[str, tf.TensorSpec]:

@@ -24,7 +24,7 @@ _ENDLESS = 2**62
 _SEED, _COUNTS = "ddl_seed", "ddl_counts"  # columns beside the features of an item
 _AHEAD = 4  # batches: enough to keep the devices busy when one takes longer than others
 _BLOCK_BYTES, _BLOCK_ROWS, _BLOCK = 4 << 20, 2048, 16  # bytes, rows, updates of a call of Python
-_UNROLLED = 16  # examples that one call of tf.data decodes
+_UNROLLED, _UNROLLED_BYTES = 16, 64 << 10  # examples that one call of tf.data decodes
 _LEAST_THREADS = 8  # with two threads, tf.data wakes one for nearly each example
 
 
@@ -320,8 +320,9 @@ class BatchPipeline:
             specs["weight"] = tf.TensorSpec([], tf.float32)
         size = self.global_batch_size * self.batches_per_update // workers.number
         count = self._updates_at_once(size)
-        together = max(n for n in range(1, _UNROLLED + 1) if size % n == 0) if decodes else size
-        parts = [count * size // together] if count * size > together else []
+        together = self._decoded_together(size) if decodes else size
+        groups = count * size // together
+        shape = [groups] * (groups > 1) + [together] * (together > 1)
         found = weakref.ref(reader)
 
         def read(number: np.ndarray) -> list[np.ndarray]:
@@ -334,28 +335,40 @@ class BatchPipeline:
         def rows_of(number: tf.Tensor) -> dict[str, tf.Tensor]:
             columns = tf.numpy_function(read, [number], [spec.dtype for spec in specs.values()])
             return {
-                name: tf.reshape(column, [*parts, together, *spec.shape])
+                name: tf.reshape(column, [*shape, *spec.shape])
                 for column, (name, spec) in zip(columns, specs.items(), strict=True)
             }
 
         @tf.autograph.experimental.do_not_convert
         def decoded(rows: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
             seeds, counts = rows.pop(_SEED), rows.pop(_COUNTS)
+            if together == 1:
+                return _weighted(source.decoded(rows, seeds), counts)
             return _weighted(_decoded(source, rows, tf.unstack(seeds)), counts)
 
         # Repeated, so that it counts as endless: tf.distribute asks others whether they have ended.
         numbers = tf.data.Dataset.range(first, _ENDLESS, count).repeat()
         made = numbers.map(rows_of, num_parallel_calls=_cores(), deterministic=True)
-        made = made.unbatch() if parts else made
+        made = made.unbatch() if groups > 1 else made
         if decodes:
             made = made.map(decoded, num_parallel_calls=_cores(), deterministic=True)
-        return made if together == size else _joined(made.batch(size // together, True))
+        if together == size > 1:
+            return made
+        made = made.batch(size // together, drop_remainder=True)
+        return made if together == 1 else _joined(made)
 
     def _updates_at_once(self, size: int) -> int:
         """Returns the updates of `size` rows that one call of Python reads."""
         assert isinstance(self.source, Source)
         row = 8 if self.resident else max(1, self.source.row_bytes)
         return max(1, min(_BLOCK_BYTES // (row * size), _BLOCK_ROWS // size, _BLOCK))
+
+    def _decoded_together(self, size: int) -> int:
+        """Returns how many of `size` examples one call decodes: large ones alone, to copy less."""
+        kinds = self.source.element_spec.values()
+        example = sum(one.dtype.size * one.shape.num_elements() for one in kinds)
+        most = max(1, min(_UNROLLED, _UNROLLED_BYTES // max(1, example)))
+        return max(n for n in range(1, most + 1) if size % n == 0)
 
     def _read(self, workers: Workers, update: int, count: int) -> dict[str, np.ndarray]:
         """Reads the rows of this process in updates, with their weights, padding and seeds."""

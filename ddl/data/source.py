@@ -129,8 +129,7 @@ class Source:
         self.error: Exception | None = None
         self._decode: Any = None
         self._lock = threading.Lock()
-        self._forms: set[Any] = set()  # dtypes and shapes of items that are like item 0
-        self.row_spec: dict[str, tf.TensorSpec] = {}
+        self._alike = features.Alike()
         self._read_rows = getattr(items, "rows", None)
         self._read_items = getattr(items, "__getitems__", None)
         self._check_protocol()
@@ -250,17 +249,7 @@ class Source:
         return found
 
     def _example(self, number: int, item: Any) -> dict[str, np.ndarray]:
-        """Returns an item as arrays, after checking that it is like the first, if that is known."""
-        what = f"Item {number:,} of {self.name}"
-        named = features.named(item, what)
-        example = {name: features.array_of(value, name, what) for name, value in named.items()}
-        form = features.form_of(example)
-        if form not in self._forms:
-            spec = features.spec_of(example)
-            self.row_spec = self.row_spec or spec
-            features.check_like_first(spec, self.row_spec, what)
-            self._forms.add(form)
-        return example
+        return self._alike.arrays(item, f"Item {number:,} of {self.name}")
 
     def _check_protocol(self) -> None:
         indexed = self._read_items is not None or self._read_rows is not None

@@ -6,7 +6,7 @@ import inspect
 import itertools
 import traceback
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -110,7 +110,7 @@ class Stream:
         self.error: Exception | None = None
         self.element_spec: dict[str, tf.TensorSpec] = {}
         self._data, self._yields_batches, self._is_batched = data, bool(batched), batched
-        self._forms: set[Any] = set()  # dtypes and shapes of elements in Python that were checked
+        self._alike = features.Alike(self._yields_batches)
         self._first: Any = None
         self._weight_rank: int | None = None
         self._first = self._dataset(0)
@@ -187,9 +187,9 @@ class Stream:
           The number, tf.data.INFINITE_CARDINALITY or tf.data.UNKNOWN_CARDINALITY.
         """
         spec, what = self._first.map(self._named).element_spec, f"An element of {self.name}"
-        rows, count = _rows_in(spec), int(self._first.cardinality())
+        rows, count = features.rows_in(spec), int(self._first.cardinality())
         operation = _batch_operation(self._first)
-        made = 0 if operation is None else _rows_in(operation.element_spec)
+        made = 0 if operation is None else features.rows_in(operation.element_spec)
         if self._is_batched is None:
             if rows is None and operation is None and all(s.shape.rank == 1 for s in spec.values()):
                 raise DataError(
@@ -197,8 +197,10 @@ class Stream:
                 )
             # Another number of rows than the operation made is no longer its batch.
             self._is_batched = rows is None or (rows > 0 and made in (None, rows))
-        self.element_spec = features.named(_example_spec(spec, self._is_batched, what), what)
-        self._weight_rank = int(self._is_batched)
+        self.element_spec = features.named(
+            features.example_spec(spec, self._is_batched, what), what
+        )
+        self._weight_rank = 1
         if not self._is_batched or count < 0:
             return count
         if rows is not None:
@@ -225,11 +227,10 @@ class Stream:
         held: collections.deque[tf.data.Dataset] = collections.deque(maxlen=4)
 
         def read(number: tf.Tensor) -> tf.Tensor:
-            held.append(self._dataset(int(number)))  # one that is freed loses its generators
-            return tf.data.experimental.to_variant(held[-1])
+            held.append(batched(self._dataset(int(number))))
+            return _optimized(held[-1])  # one that is freed loses its generators
 
-        spec, found = self._first.element_spec, weakref.ref(read)
-        join = "rebatch" if self._is_batched else "batch"
+        found = weakref.ref(read)
         zeros = {n: tf.zeros([0, *one.shape], one.dtype) for n, one in self.element_spec.items()}
 
         @tf.autograph.experimental.do_not_convert
@@ -237,15 +238,21 @@ class Stream:
             # If the data set has been dropped, nobody waits for the error.
             variant = tf.py_function(lambda n: found()(n), [number], tf.variant)  # type: ignore[misc]
             variant.set_shape([])
-            return batched(tf.data.experimental.from_variant(variant, spec))
+            return tf.data.experimental.from_variant(variant, spec)
 
         def batched(elements: tf.data.Dataset) -> tf.data.Dataset:
-            blocks = getattr(elements.map(self._named), join)(size, drop_remainder=self.is_endless)
+            if self._is_batched:
+                # Python's own reader has named the features.
+                named = elements if self._alike.spec else elements.map(self._named)
+                blocks = named.rebatch(size, drop_remainder=self.is_endless)
+            else:
+                blocks = elements.batch(size, drop_remainder=self.is_endless).map(self._named)
             if count is not None or self.is_endless:
                 return blocks
             # A batch without rows marks the end of a pass.
             return blocks.concatenate(tf.data.Dataset.from_tensors(zeros))
 
+        spec = batched(self._first).element_spec
         if self.runs_python:
             # Dataset.counter would leak objects.
             end = 2**62 if count is None else first + count
@@ -337,7 +344,7 @@ class Stream:
         if self._first is None and next(elements, None) is None:
             raise DataError(f"{self.name} must have at least 1 example, got 0. Correct it.")
         self._is_batched = True
-        spec = {n: tf.TensorSpec([None, *s.shape], s.dtype) for n, s in self.element_spec.items()}
+        spec = {n: tf.TensorSpec([None, *s.shape], s.dtype) for n, s in self._alike.spec.items()}
         batches = self._batches(elements)
         weak = weakref.ref(batches)  # as in `_passes`
         dataset = tf.data.Dataset.from_generator(lambda: weak(), output_signature=spec)
@@ -350,11 +357,11 @@ class Stream:
         def read(number: np.ndarray) -> list[np.ndarray]:
             with self._data_errors():
                 batch = self._checked(int(number), batches.data[int(number)])
-                return [np.array(batch[name]) for name in self.element_spec]  # may be refilled
+                return [np.array(batch[name]) for name in self._alike.spec]  # may be refilled
 
         if self._first is None:
             self._checked(0, batches.data[0])
-        spec, weak = dict(self.element_spec), weakref.ref(read)  # as in `_passes`
+        spec, weak = dict(self._alike.spec), weakref.ref(read)  # as in `_passes`
 
         @tf.autograph.experimental.do_not_convert
         def read_batch(number: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -374,18 +381,10 @@ class Stream:
             if self._yields_batches:
                 yield from elements
             while block := list(itertools.islice(elements, _AT_ONCE)):
-                yield {name: np.stack([one[name] for one in block]) for name in self.element_spec}
+                yield {name: np.stack([one[name] for one in block]) for name in self._alike.spec}
 
     def _checked(self, number: int, element: Any) -> dict[str, np.ndarray]:
-        where = f"Element {number:,} of {self.name}"
-        named = features.named(element, where, int(self._yields_batches))
-        example = {name: features.array_of(one, name, where) for name, one in named.items()}
-        if (form := features.form_of(example)) not in self._forms:
-            spec = _example_spec(features.spec_of(example), self._yields_batches, where)
-            self.element_spec = self.element_spec or spec
-            features.check_like_first(spec, self.element_spec, where)
-            self._forms.add(form)
-        return example
+        return self._alike.arrays(element, f"Element {number:,} of {self.name}")
 
     @contextlib.contextmanager
     def _data_errors(self) -> Iterator[None]:
@@ -424,27 +423,23 @@ class _Epochs:
         return _Batches(self._data, count)
 
 
+def _optimized(dataset: tf.data.Dataset) -> tf.Tensor:
+    """Returns the variant of batches after the rewrites that TensorFlow makes for an iterator.
+
+    It makes none inside of a flat_map.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    specs = tf.nest.flatten(dataset.element_spec)
+    return tf.raw_ops.FinalizeDataset(
+        input_dataset=tf.data.experimental.to_variant(dataset.with_options(options)),
+        output_types=[spec.dtype for spec in specs],
+        output_shapes=[spec.shape for spec in specs],
+    )
+
+
 def _rows_of(batch: Any) -> tf.Tensor:
     return tf.shape(next(iter(batch.values())), tf.int64)[0]
-
-
-def _example_spec(
-    spec: Mapping[str, tf.TensorSpec], is_batch: bool, what: str
-) -> dict[str, tf.TensorSpec]:
-    """Returns the specification of one example after checking that its shapes are static."""
-    if is_batch:
-        if _rows_in(spec) == 0:
-            raise DataError(
-                f"{what} must be features of equal length, got {features.described(spec)}."
-            )
-        spec = {name: tf.TensorSpec(one.shape[1:], one.dtype, name) for name, one in spec.items()}
-    return features.checked_spec(spec, what)
-
-
-def _rows_in(spec: Any) -> int | None:
-    """Returns the first dimension of all features, None if unknown; 0 if they share none."""
-    found = {one.shape[0] if one.shape.rank else 0 for one in tf.nest.flatten(spec)}
-    return found.pop() if len(found) == 1 else 0
 
 
 def _batch_operation(dataset: tf.data.Dataset) -> tf.data.Dataset | None:

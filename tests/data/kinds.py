@@ -1,16 +1,19 @@
-"""The same examples in each kind of data."""
+"""The same examples in each kind of data, and training on them."""
 
 from pathlib import Path
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 import ddl
+from ddl.precision import set_precision
 
 ROWS = 30
 X = np.random.default_rng(0).normal(size=(ROWS, 4))
 Y = np.random.default_rng(1).integers(0, 3, ROWS)
 _NUMBERS = np.arange(ROWS)
+UPDATES = 7  # of 8 rows: the second epoch begins with update 5, and update 4 has padding
 
 
 class Items:
@@ -61,3 +64,19 @@ KINDS = {
 def data_of(kind: str, folder: Path):
     """Returns the examples as a kind of data, whose files lie in a folder."""
     return KINDS[kind](folder)
+
+
+def make_trainer(data, strategy, **options):
+    set_precision("float64")
+    keras.utils.set_random_seed(2)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    task = ddl.Classification(model)
+    options = {"global_batch_size": 8, "seed": 3, "eval_data": data, **options}
+    return ddl.Trainer(task, optimizer, data, strategy=strategy, **options)
+
+
+def ends_of(trainer, updates=UPDATES):
+    trainer.train(updates, progress=False)
+    return [*trainer.model.get_weights(), trainer.evaluate()["loss"]]

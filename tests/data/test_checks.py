@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import ddl
 from ddl.data import BatchPipeline, Source
 from ddl.data.checks import data_errors
 from ddl.errors import DataError
@@ -31,3 +32,11 @@ def test_an_example_that_cannot_be_decoded_is_named():
         read(source)
     assert "Iterator" not in str(caught.value)
     assert "node" not in str(caught.value)
+
+
+def test_floats_that_a_factor_for_bytes_makes_tiny_are_told(caplog):
+    task = ddl.Classification(ddl.models.mlp((4,), 2))
+    for largest, times in ((1.0, 1), (255.0, 0)):
+        caplog.clear()
+        task.check(Source((np.linspace(0, largest, 12).reshape(3, 4), np.zeros(3, int))))
+        assert caplog.text.count("input_scale = 1") == times

@@ -1,35 +1,22 @@
 """Training from each kind of data: the same on any devices, and after a resume in an epoch."""
 
+import contextlib
 import functools
+import json
+import os
+import socket
+import subprocess
+import sys
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-import ddl
 from ddl.checkpoints.checkpoints import Checkpoints
-from ddl.precision import set_precision
 from tests.conftest import make_strategy, save
-from tests.data.kinds import KINDS, ROWS, X, Y, data_of
-
-UPDATES = 7  # of 8 rows: the second epoch begins with update 5, and update 4 has padding
-
-
-def make_trainer(data, strategy, **options):
-    set_precision("float64")
-    keras.utils.set_random_seed(2)
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
-        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
-    task = ddl.Classification(model)
-    options = {"global_batch_size": 8, "seed": 3, "eval_data": data, **options}
-    return ddl.Trainer(task, optimizer, data, strategy=strategy, **options)
-
-
-def ends_of(trainer, updates=UPDATES):
-    trainer.train(updates, progress=False)
-    return [*trainer.model.get_weights(), trainer.evaluate()["loss"]]
+from tests.data.kinds import KINDS, ROWS, UPDATES, X, Y, data_of, ends_of, make_trainer
+from tests.processes import forked
 
 
 @functools.cache
@@ -46,13 +33,44 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("data")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_replicas_with_microbatches_end_as_one_device(kind, folder):
-    trainer = make_trainer(
-        data_of(kind, folder), make_strategy("mirrored", 2), accumulation_steps=2
-    )
+CASES = [*((kind, 4, 1) for kind in KINDS), ("arrays", 2, 2), ("decoded", 2, 2)]
+
+
+@pytest.mark.parametrize(("kind", "replicas", "microbatches"), CASES)
+def test_replicas_with_microbatches_end_as_one_device(kind, replicas, microbatches, folder):
+    strategy = make_strategy("mirrored", replicas)
+    trainer = make_trainer(data_of(kind, folder), strategy, accumulation_steps=microbatches)
     for one, other in zip(ends_of(trainer), on_one_device(kind, folder)[0], strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-10)
+
+
+@pytest.mark.processes
+def test_two_workers_that_resume_in_an_epoch_end_as_one_device(folder):
+    """All kinds of data, from the checkpoints of one process."""
+    wanted = {kind: on_one_device(kind, folder)[0] for kind in KINDS}
+    with contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(socket.socket()) for _ in range(2)]
+        for one in opened:
+            one.bind(("127.0.0.1", 0))
+        hosts = [f"127.0.0.1:{one.getsockname()[1]}" for one in opened]
+    logs, workers = [folder / "0.log", folder / "1.log"], []
+    for index, log in enumerate(logs):
+        place = {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}}
+        command = [sys.executable, "-m", "tests.data.worker", str(folder)]
+        environment = {**os.environ, "TF_CONFIG": json.dumps(place)}
+        with open(log, "w") as opened:
+            workers.append(forked.Popen(command, stderr=opened, env=environment))
+    for worker in workers:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            worker.wait(60)
+    for worker in workers:
+        worker.kill()
+    statuses = [worker.wait() for worker in workers]
+    assert statuses == [0, 0], "".join(log.read_text() for log in logs)
+    for kind in KINDS:
+        with np.load(folder / f"{kind}.npz") as found:
+            for one, other in zip(found.values(), wanted[kind], strict=True):
+                np.testing.assert_allclose(one, other, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -93,7 +111,7 @@ class AsInPyTorch:
 
 
 class AsHuggingFace:
-    """With `.with_format("numpy")`."""
+    """With `.with_format("numpy")`; and as `tfds.data_source` returns it."""
 
     def __len__(self):
         return ROWS
@@ -117,7 +135,7 @@ FIRST_ATTEMPTS = {
     "interleave, map, shuffle, batch, repeat": interleaved,
     "from_generator, padded_batch": padded,
     "a class as in PyTorch": AsInPyTorch,
-    "a class as of Hugging Face": AsHuggingFace,
+    "a data set as of Hugging Face and TFDS": AsHuggingFace,
     "a PyDataset": InBatches,
     "a generator function": lambda: lambda: zip(X, Y, strict=True),
 }

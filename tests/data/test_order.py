@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from ddl.data import order as module
 from ddl.data.order import batch_indices, example_at, steps_per_epoch
 
 
@@ -25,6 +26,16 @@ def test_up_to_5000_examples_are_permuted():
 def test_examples_around_powers_of_two_and_four_are_permuted(power):
     for more in (-1, 0, 1):
         assert_bijection(2**power + more, epoch=2, seed=1)
+
+
+@pytest.mark.parametrize("num_examples", [1025, 65_537, 10**6, 2**40 - 1, 2**40])
+def test_keys_in_reverse_find_the_position_of_an_example(num_examples):
+    position = np.random.default_rng(0).integers(0, num_examples, 2_000)
+    example = example_at(position, 3, num_examples=num_examples, seed=7)
+    assert example.min() >= 0
+    assert example.max() < num_examples
+    keys = module._round_keys(7, 3)[::-1]
+    np.testing.assert_array_equal(module._walked(example, num_examples, keys), position)
 
 
 @pytest.mark.parametrize("num_examples", [60, 1500, 65_537])

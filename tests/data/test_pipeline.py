@@ -1,6 +1,7 @@
 """Batches of every strategy: the rows of `batch_indices`, in their documented places."""
 
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -120,3 +121,20 @@ def test_workers_read_their_own_rows(kind, monkeypatch):
                 for replica, own in enumerate(strategy.experimental_local_results(each)):
                     wanted = part[:, :, 2 * index + replica]
                     np.testing.assert_array_equal(own, wanted.reshape(own.shape))
+
+
+def memory(name):
+    """Returns a figure of this process's memory in bytes: "VmRSS", or its peak "VmHWM"."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
+
+
+@pytest.mark.parametrize(("resident", "copies"), [(True, 1), (False, 0)])
+def test_arrays_are_copied_at_most_once(resident, copies):
+    array = np.ones([160_000, 256], np.float32)  # 164 MB
+    pipeline = pipeline_of(Source({"x": array}), 64, resident=resident)
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
+    before = memory("VmRSS")
+    for _ in updates(pipeline, make_strategy("one_device", 1)):
+        pass
+    assert memory("VmHWM") - before < (copies + 0.1) * array.nbytes

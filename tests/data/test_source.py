@@ -66,13 +66,13 @@ UNFIT = [
     (iter([]), None, "list_iterator has no __len__. .* ddl.data.stream"),
     ([], None, "list must have at least one example, got 0. Correct its data"),
     ([5], None, "Item 0 of list must be a dict of features, or a tuple .* got 5"),
-    ([{"x": [[1], [2, 3]]}], None, "'x' of Item 0 of list .* Pad all to one length, or pack"),
+    ([{"x": [[1], [2, 3]]}], None, "'x' of Item 0 of list .* pad texts to one length, or pack"),
     (Changing([0]), None, "Two reads of item 0 of Changing differ.*decode"),
     ([{"x": 1}], lambda i, s: {"x": tf.random.uniform([])}, "test_source.py.*draws .*stateless"),
     (
         [{"x": 2}],
         lambda i, s: {"x": tf.range(i["x"])},
-        r"static shape, got \(None,\). .*Pad .*pack",
+        r"static shape, got \(None,\). .*pad .*pack",
     ),
 ]
 
@@ -85,7 +85,7 @@ def test_unfit_sources_are_refused(items, decode, message):
 
 LIKE = r"Item 4 of list must be like the first, x int64 \(2,\), got "
 OTHER = [
-    ({"x": [1, 2, 3]}, LIKE + r"x int64 \(3,\).*Pad all.*pack"),
+    ({"x": [1, 2, 3]}, LIKE + r"x int64 \(3,\).*Resize.*pad.*pack"),
     ({"x": [1.0, 2.0]}, LIKE + "x float64"),
     (3, "Item 4 of list must be a dict of features"),
 ]

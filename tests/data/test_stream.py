@@ -153,7 +153,7 @@ WRONG = {
     ),
     "padded to the longest of a batch": (
         lambda: examples().map(lambda x, y: {"t": tf.range(y)}).padded_batch(3),
-        "one static shape.*Pad all to one length, or pack",
+        "one static shape.*pad texts to one length, or pack",
     ),
     "lengths that vary": (
         lambda: lambda: ({"x": np.zeros(n)} for n in (2, 2, 3)),

@@ -185,7 +185,9 @@ class ArrayRecords(_Records):
 
 
 def _source(items: _Records, features: Mapping[str, Any] | None, decode: Decode | None) -> Source:
-    if features is None or not len(items):
+    if not len(items):
+        raise DataError(f"{', '.join(items.files):.200} must hold records, but holds none.")
+    if features is None:
         return Source(items, decode, files=items.files)
     record = items.rows(np.zeros(1, np.int64))["record"][0]
     try:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ddl.data.readers.paths import Paths, found_files
-from ddl.data.source import Arrays, Source
+from ddl.data.source import Arrays, Source, first_line
 from ddl.errors import DataError, did_you_mean, installing
 
 
@@ -59,7 +59,8 @@ def table(
     listed = [[group] if isinstance(group, str) else group for group in groups.values()]
     for name in [*itertools.chain(*listed), *categories]:
         if name not in columns:
-            raise DataError(f"{paths[0]} has no column {name!r}. {did_you_mean(name, columns)}")
+            found = f"{paths[0]} has no column {name!r}, but {', '.join(columns)}."
+            raise DataError(f"{found}{did_you_mean(name, columns)}")
     arrays = {}
     for (feature, group), names in zip(groups.items(), listed, strict=True):
         alone = isinstance(group, str)
@@ -87,7 +88,9 @@ def _read(file: str) -> Any:
             raise ValueError("it has no rows, or several columns of one name")
         return found
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise DataError(f"Table {file} could not be read: {error}. Correct it.") from error
+        raise DataError(
+            f"Table {file} could not be read: {first_line(error)}. Correct it."
+        ) from error
 
 
 def _column(

@@ -1,8 +1,8 @@
 """Tokens for language models: windows of a running text, and documents, packed or padded."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
@@ -10,8 +10,6 @@ from ddl.data.order import in_parts, random_words
 from ddl.data.readers.paths import Paths, found_files
 from ddl.data.source import Source
 from ddl.errors import ConfigError, DataError, check_choice
-
-Encode: TypeAlias = Callable[[list[bytes]], Sequence[Sequence[int]]]
 
 _OTHERS = (".gz", ".zst", ".xz", ".bz2", ".zip", ".npy")
 _PACKING = 0x7061636B  # apart from other uses of the seed
@@ -90,30 +88,22 @@ class Windows:
         return {"token": found[:, :-1], "next_token": found[:, 1:]}
 
 
-def token_lines(files: Paths, encode: Encode | None = None) -> Documents:
-    r"""Reads each line of text files as a document, for `packed`.
+def token_lines(files: Paths) -> Documents:
+    r"""Reads each line of text files as a document, whose bytes are the tokens, for `packed`.
 
-    Empty lines are left out. Lines end with "\n" or "\r\n". All are kept in memory.
+    Empty lines are left out. Lines end with "\n" or "\r\n". All are kept in memory. Pass `packed`
+    your tokenizer's own lists instead for other tokens.
 
     Args:
       files: Path of a file, or a list of paths.
-      encode: Turns a list of lines, bytes, into as many lists of token numbers, such as
-        `lambda lines: tokenizer([line.decode() for line in lines])["input_ids"]`. None takes the
-        bytes of a line as its tokens.
 
     Raises:
-      ConfigError: If `encode` returns another number of lists.
-      DataError: If a file is missing, compressed or listed twice, or `encode` returns no integers.
+      DataError: If a file is missing, compressed or listed twice.
     """
     paths = found_files(files, "token_lines.files")
     texts = [_mapped(path, np.dtype("uint8")).tobytes() for path in paths]
     lines = [line for text in texts for line in text.replace(b"\r\n", b"\n").split(b"\n") if line]
-    encoded = [np.frombuffer(line, "u1") for line in lines] if encode is None else encode(lines)
-    if len(encoded) != len(lines):
-        raise ConfigError(
-            f"token_lines.encode must return {len(lines):,} lists of tokens, got {len(encoded):,}."
-        )
-    found = Documents(_checked_tokens(one, f"Line {n:,}") for n, one in enumerate(encoded))
+    found = Documents(np.frombuffer(line, np.uint8) for line in lines)
     found.files = tuple(paths)
     return found
 

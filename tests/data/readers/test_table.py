@@ -49,7 +49,7 @@ def test_columns_become_features(file, tmp_path):
     ("text", "arguments", "message"),
     [
         (CSV, {}, r"'color' \(string\) holds 'red' in row 0 of .*t\.csv .*table\.categories"),
-        (CSV, {"features": {"x": "incom"}}, "no column 'incom'. .*Did you mean income"),
+        (CSV, {"features": {"x": "incom"}}, "no column 'incom', but age, .*Did you mean income"),
         (
             CSV,
             {"categories": {"color": ["red"]}},
