@@ -288,7 +288,6 @@ class Checkpoints:
     def _agreed(self, find: Callable[[], SavedCheckpoint | None]) -> SavedCheckpoint | None:
         """Returns the checkpoint that `find` returns on the chief, verified on every worker."""
         self.trainer.check_idle("Restoring a checkpoint")
-        self.trainer.check_has_own_weights()
         self.wait()
         with self._workers.failing_together():
             saved = find() if self._workers.is_chief else None
@@ -354,7 +353,7 @@ class Checkpoints:
             if isinstance(layer, keras.layers.Normalization) and layer.built:
                 layer.finalize_state()  # it computes with constants made from its variables
         if state:
-            self.trainer.restore(self.trainer.state._replace(**state))
+            self.trainer.state = self.trainer.state._replace(**state)
 
 
 def _position_of(trainer: Trainer) -> dict[str, int | None]:

@@ -206,7 +206,8 @@ def calling(build: Callable[[], Any], name: str, bindings: Mapping[Key, Binding]
         item, scope = (call[1], call[2] or "") if call else name.rpartition("/")[::-2]
         if isinstance(cause, DdlError):
             where = f"{item} in scope {scope}" if scope else item
-            cause.args = (f"{cause}\n  in call to {where}, for {name}",)
+            whose = "" if where == name else f", for {name}"
+            cause.args = (f"{cause}\n  in call to {where}{whose}",)
             raise cause.with_traceback(error.__traceback__) from cause.__cause__
         full = [one.selector for one in matches(item)]
         keys = [one for one in bindings if one[1] in full and nearest((scope, *one[1:]), [one])]

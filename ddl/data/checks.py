@@ -34,11 +34,11 @@ _BEFORE_REASON = re.compile(
 def check_same_features(
     train: dict[str, tf.TensorSpec], evaluation: dict[str, tf.TensorSpec]
 ) -> None:
-    """Checks that the evaluation data have the features of the training data, in the same shapes.
+    """Checks that other data have the features of the training data, in the same shapes.
 
     Args:
       train: `element_spec` of the training data.
-      evaluation: `element_spec` of the evaluation data, which may have further features.
+      evaluation: `element_spec` of the other data, which may have further features.
 
     Raises:
       DataError: If a feature is missing or has another shape.
@@ -50,8 +50,8 @@ def check_same_features(
             )
         if evaluation[name].shape != spec.shape:
             raise DataError(
-                f"Feature {name!r} must have the same shape in both data sets, got {spec.shape} in "
-                f"the training data and {evaluation[name].shape} in the evaluation data."
+                f"Feature {name!r} must have shape {spec.shape}, as in the training data, got "
+                f"{evaluation[name].shape}. Reshape or resize it; a batch of one is x[np.newaxis]."
             )
         warn_of_another_kind(name, spec.dtype, evaluation[name].dtype)
 

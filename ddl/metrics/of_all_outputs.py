@@ -27,7 +27,6 @@ class OfAllOutputs:
     Attributes:
       names: Names of the figures.
       features: Names of the features that the function gets; None: all.
-      max_bytes: Memory for outputs and features.
     """
 
     def __init__(
@@ -36,7 +35,6 @@ class OfAllOutputs:
         names: Sequence[str],
         *,
         features: Sequence[str] | None = None,
-        max_bytes: int = 2**30,
     ):
         """Keeps the arguments.
 
@@ -47,7 +45,6 @@ class OfAllOutputs:
           names: Names of the figures.
           features: Names of the features that the function reads; "weight" are the weights of the
             examples, if the data have any. None: all features.
-          max_bytes: Largest size of outputs and features; an error if they need more.
 
         Raises:
           ConfigError: If the names are no list, or one is reserved.
@@ -62,7 +59,6 @@ class OfAllOutputs:
             raise ConfigError(f"OfAllOutputs.names has names of ddl's own: {taken}. Rename them.")
         self.names = tuple(names)
         self.features = None if features is None else tuple(features)
-        self.max_bytes = max_bytes
         self._function = function
 
     def __call__(self, outputs: Any, features: dict[str, np.ndarray]) -> dict[str, float]:
@@ -88,17 +84,12 @@ def checked_corpus_metrics(given: Any) -> tuple[OfAllOutputs, ...]:
     """Returns the argument `corpus_metrics` of `ddl.Trainer` as a tuple.
 
     Raises:
-      ConfigError: If it is neither OfAllOutputs nor a list of such, or two have the same name.
+      ConfigError: If it is neither OfAllOutputs nor a list of such.
     """
     several = tuple(given) if isinstance(given, list | tuple) else (given,)
     if not all(isinstance(one, OfAllOutputs) for one in several):
         raise ConfigError(
             "Trainer.corpus_metrics must be a ddl.metrics.OfAllOutputs, or a list of such, got "
             f"{given!r:.80}. Wrap a function, as in OfAllOutputs(function, ['bleu'])."
-        )
-    names = [name for one in several for name in one.names]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ConfigError(
-            f"Two of Trainer.corpus_metrics have the figure {twice[0]!r}. Name each figure once."
         )
     return several

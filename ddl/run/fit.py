@@ -95,7 +95,7 @@ def fit(
         trainer.count_examples()
     every = trainer.steps_per_epoch or _LOG_EVERY
     if eval_every == "epoch":
-        eval_every = every if trainer.has_eval_data else None
+        eval_every = every if trainer.eval_pipeline else None
     run_plan = RunPlan(
         train_steps=train_steps,
         train_epochs=train_epochs,
@@ -127,7 +127,7 @@ def fit(
             opened = partial(directory.write, directory.arguments, json.dumps(given, indent=1))
         else:
             compare = partial(_check_same_run, files, trainer)
-    run = Run(trainer, run_plan, files, console, trainer.has_eval_data, profile)
+    run = Run(trainer, run_plan, files, console, trainer.eval_pipeline is not None, profile)
     if note := traits_of(trainer.strategy).note:
         console.line(note)
     message = "A signal arrived when the run had ended, so no update is lost."
@@ -151,7 +151,7 @@ def _restore_best(files: Files, trainer: Trainer, console: RunConsole) -> None:
     """Restores the best checkpoint; the history stays whole."""
     rows = list(trainer.history)
     if (best := files.checkpoints.restore_best()) is not None:
-        trainer.history.extend(row for row in rows if row["step"] > best.step)
+        trainer.history.add(row for row in rows if row["step"] > best.step)
         console.line(f"The trainer has the best checkpoint's weights, of step {best.step:,}.")
 
 

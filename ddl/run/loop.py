@@ -19,7 +19,7 @@ from ddl.run.plan import Files, RunPlan
 from ddl.run.trackers import TrackerWriter
 from ddl.run.writers import RunConsole, Writer
 from ddl.signals import StopSignals
-from ddl.training.pace import Monitor
+from ddl.training.pace import gpu_utilization
 from ddl.training.progress import is_interactive
 from ddl.training.runner import Action, Periodic
 from ddl.training.trainer import Trainer
@@ -57,7 +57,6 @@ class Run:
         check_profile(self.profile, self._total)
         self._profile = Profile(self.files, self.profile, trainer, self.console.line)
         self._writers: list[Writer] = []
-        self._monitor: Monitor | None = None
         self._forget()
 
     def _forget(self) -> None:
@@ -125,7 +124,6 @@ class Run:
                     files.events.session("eval" if self.evaluates else "train", files.directory)
                     self._writers = [files.json_lines, files.events]
             if self._workers.is_chief:
-                self._monitor = Monitor(trainer)
                 for tracker in self.plan.trackers:
                     directory = None if files is None else files.directory
                     writer = TrackerWriter(tracker, directory, self.console.line)
@@ -157,7 +155,7 @@ class Run:
                 f"Resuming step {trainer.step:,} of an earlier run, from {saved}, with its {rates}."
             )
         if self.files is not None and not len(trainer.history):
-            trainer.history.extend(
+            trainer.history.add(
                 {name: value for name, value in row.items() if not is_measured(name)}
                 for row in self.files.json_lines.rows()
                 if row["step"] <= trainer.step and row.get("split") in ("train", "eval")
@@ -219,9 +217,10 @@ class Run:
             figures[SKIPPED_UPDATES] = trainer.skipped_updates
         if rewinds := int(trainer.state.rewinds):
             figures[REWINDS] = rewinds
-        figures |= self._speed(trainer.pace.take_steps_per_second())
+        speed, waits = trainer.pace.take()
+        figures |= self._speed(speed)
         self._logged = (step, figures)
-        self._write(step, "train", figures | (self._monitor.figures() if self._monitor else {}))
+        self._write(step, "train", figures | waits | gpu_utilization())
 
     def _speed(self, steps_per_second: float | None) -> dict[str, float]:
         sources = self.trainer.pipelines.values()
@@ -343,7 +342,7 @@ class Run:
             raise TrainingDiverged(f"{error} The run cannot rewind: {what}.") from error
         first = int(trainer.state.batches)
         end = int(state.batches) - max(0, int(state.diverged_for) - 1)
-        trainer.restore(trainer.state.skipping_to(end, rewinds + 1))
+        trainer.state = trainer.state.skipping_to(end, rewinds + 1)
         if self.files is not None and self._workers.is_chief:
             self.files.json_lines.drop_after(trainer.step)
         self._forget()

@@ -130,7 +130,7 @@ class RunPlan:
         for rule in self.of(EarlyStopping):
             check_metric("EarlyStopping.metric", rule.metric, trainer)
         needs = self.eval_every is not None or self.of(AfterEvaluation)
-        if needs and not trainer.has_eval_data:
+        if needs and trainer.eval_pipeline is None:
             raise ConfigError(
                 "EVAL_EVERY and AfterEvaluation need data to evaluate on. Bind Trainer.eval_data, "
                 "or set EVAL_EVERY = None and leave the callback out."
@@ -139,7 +139,7 @@ class RunPlan:
 
 def check_metric(parameter: str, metric: str | None, trainer: Trainer) -> None:
     """Raises ConfigError if evaluations do not report the metric of a parameter; None passes."""
-    names = trainer.eval_metric_names if trainer.has_eval_data else ()
+    names = trainer.eval_metric_names
     if metric is not None and metric not in names:
         raise ConfigError(
             f"{parameter} must be a metric of the evaluation ({', '.join(names) or 'none'}), got "

@@ -99,15 +99,13 @@ def predict(
             report(f"Resuming after {end:,} of {total:,} rows.")
         waiting: list[Columns] = []
         since = time.monotonic()
-        batches = trainer.predict_batches(
-            source, features=names, first_batch=end // batch, keeps=workers.is_chief
-        )
+        batches = trainer.predict_batches(source, features=names, first_batch=end // batch)
         with StopSignals(lambda: None) as stop, closing(batches):
             while end < total and not workers.any(stop.received is not None):
                 made = next(batches)
                 end = min(end + batch, total)
                 with workers.failing_together():
-                    if made is not None:
+                    if workers.is_chief:
                         waiting.append(_columns(*made, end))
                     size = sum(values.nbytes for one in waiting for values in one.values())
                     if size >= _PART_BYTES or time.monotonic() > since + _PART_SECONDS:

@@ -82,7 +82,7 @@ def run(
     run_plan, trainer = build(placement, workers, directory)
     exported_models(trainer)
     trains = mode in ("train", "train_and_eval")
-    evaluates = mode != "train" and trainer.has_eval_data
+    evaluates = mode != "train" and trainer.eval_pipeline is not None
     total = run_plan.total_steps(trainer.steps_per_epoch)
     dropped = config.check_all_used(allow_unused)
     if trains:

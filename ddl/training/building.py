@@ -1,4 +1,4 @@
-"""The pieces of a Trainer that are built from its data and its task."""
+"""The pieces of a Trainer that depend on its data and its task."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -7,44 +7,17 @@ import keras
 import tensorflow as tf
 
 from ddl.data.checks import check_same_classes, check_same_features
-from ddl.data.conversion import as_source, sources_by_name
+from ddl.data.conversion import as_source
 from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.optimizers.groups import Optimizers, groups_by_name
 from ddl.precision import LossScale
-from ddl.random import hashed
 from ddl.step.loss import Loss
 from ddl.step.planning import Plan, plan_of
 from ddl.step.probes import Probes
-from ddl.tasks.parts import layers_of
 from ddl.tasks.task import LossFunction, Task, evaluation_loss, has_step
-from ddl.training.checks import sizes_by_source
-
-
-def training_pipelines(
-    task: Task, data: Any, global_batch_size: int | Mapping[str, int], seed: int, **arguments: Any
-) -> dict[str, BatchPipeline]:
-    """Returns the pipeline of each source of training data, by its name; reads no data.
-
-    Args:
-      task: The task, whose `check` a single source must pass.
-      data: As `ddl.Trainer` takes it.
-      global_batch_size: As `ddl.Trainer` takes it.
-      seed: As `ddl.Trainer` takes it.
-      **arguments: `shuffle`, `resident` and `microbatches` of `BatchPipeline`.
-    """
-    sources = sources_by_name(data)
-    sizes = sizes_by_source(global_batch_size, list(sources))
-    if "" in sources and hasattr(task, "check"):
-        task.check(sources[""])
-    # Sources of one length would otherwise have one order.
-    orders = {name: hashed(seed, name) if name else seed for name in sources}
-    return {
-        name: BatchPipeline(source, sizes[name], seed=seed, order_seed=orders[name], **arguments)
-        for name, source in sources.items()
-    }
 
 
 def in_order(data: Any, train: Mapping[str, BatchPipeline], resident: Any = False) -> BatchPipeline:
@@ -85,71 +58,59 @@ def evaluation_pipeline(
 
 
 def probed_loss(
-    probes: Probes,
-    task: Task,
-    strategy: tf.distribute.Strategy,
-    pipeline: BatchPipeline,
-    function: LossFunction | None = None,
+    probes: Probes, pipeline: BatchPipeline, function: LossFunction | None = None
 ) -> Loss:
     """Returns a loss after its probes.
 
     Args:
       probes: The probes of the task.
-      task: The task.
-      strategy: The strategy.
       pipeline: The examples.
       function: A loss in training; None takes the loss of an evaluation.
 
     Raises:
       ConfigError: If the task cannot be evaluated, or the probes find a fault.
     """
-    training = function is not None
+    task, training = probes.task, function is not None
     function = function or getattr(task, "per_example", None) or evaluation_loss(task)
     if function is None:
         raise ConfigError(
             f"{type(task).__name__} cannot be evaluated. Give it a method evaluate(features) that "
             "returns a ddl.PerExample, or leave out eval_data."
         )
-    loss = Loss(task, function, pipeline.global_batch_size, strategy.num_replicas_in_sync)
+    replicas = probes.strategy.num_replicas_in_sync
+    loss = Loss(task, function, pipeline.global_batch_size, replicas)
     loss.form = probes.form(loss, pipeline, training)
     return loss
 
 
-def planned(
-    task: Task,
-    optimizer: Optimizers,
-    probes: Probes,
-    strategy: tf.distribute.Strategy,
-    train: Mapping[str, BatchPipeline],
-) -> Plan:
+def planned(optimizer: Optimizers, probes: Probes, train: Mapping[str, BatchPipeline]) -> Plan:
     """Returns the plan of the task's own step, or of the built-in one; builds the models.
 
     Args:
-      task: As `ddl.Trainer` takes it.
       optimizer: As `ddl.Trainer` takes it.
       probes: The probes of the task.
-      strategy: The strategy.
       train: Pipeline of each source of training data; learns how many batches an update reads.
 
     Raises:
       ConfigError: If the step cannot be made of these, or the model was made outside of the scope.
     """
-    name, groups = type(task).__name__, groups_by_name(optimizer)
+    task, strategy, groups = probes.task, probes.strategy, groups_by_name(optimizer)
+    name, own_step = type(task).__name__, has_step(task)
     has_groups = any(len(of_name) > 1 for of_name in groups.values())
-    if traits_of(strategy).asynchronous and (has_step(task) or has_groups):
-        what = f"{name}.step" if has_step(task) else "ParameterGroups"
+    if traits_of(strategy).asynchronous and (own_step or has_groups):
+        what = f"{name}.step" if own_step else "ParameterGroups"
         raise ConfigError(
             f"--strategy=parameter_server cannot run {what}: its workers make the updates of one "
             "optimizer, each from a batch of its own. Use another strategy."
         )
-    if not has_step(task) and list(train) != [""]:
+    if not own_step and list(train) != [""]:
         raise ConfigError(
             f"{name} has no `step`, which several sources in Trainer.train_data need, got "
             f"{', '.join(train)}. Pass one, or give the task a method step(update, batch)."
         )
 
     def loss_of(function: LossFunction, source: str) -> Loss:
-        return probed_loss(probes, task, strategy, train[source], function)
+        return probed_loss(probes, train[source], function)
 
     with Workers(strategy).failing_together():
         plan = plan_of(task, groups, loss_of, strategy, train)
@@ -167,16 +128,16 @@ def normalizing_layers(plan: Plan) -> list[keras.layers.BatchNormalization]:
 
 
 def known_loss_scale(
-    given: LossScale | Literal["auto"] | None, task: Task, strategy: tf.distribute.Strategy
+    given: LossScale | Literal["auto"] | None,
+    layers: Sequence[keras.layers.Layer],
+    strategy: tf.distribute.Strategy,
 ) -> LossScale | None:
     """Returns the loss scale; "auto" scales if a layer computes in float16.
 
     Raises:
       ConfigError: If an asynchronous strategy would have to scale the loss.
     """
-    if given == "auto":
-        layers = layers_of(task) if has_step(task) else task.model._flatten_layers()
-        # Such a gradient may underflow.
+    if given == "auto":  # a gradient in float16 may underflow
         given = LossScale() if any(x.compute_dtype == "float16" for x in layers) else None
     if given is not None and traits_of(strategy).asynchronous:
         raise ConfigError(

@@ -16,7 +16,7 @@ import tensorflow as tf
 import typeguard
 from absl import logging
 
-from ddl.choices import BatchMoments, check_positive
+from ddl.choices import check_positive
 from ddl.data.pipeline import BatchPipeline
 from ddl.data.stream import Stream
 from ddl.distribution.devices import is_on_server, replica_devices
@@ -36,16 +36,17 @@ from ddl.tasks.parts import (
     own_items_of,
     own_variables_of,
 )
-from ddl.tasks.task import Task, has_step
+from ddl.tasks.task import Task
 
 _CHECKED_ELSEWHERE = ("task", "optimizer", "corpus_metrics", "return")
 _LARGE_TABLE = 2**20  # entries, from which a dense update takes noticeable time
 
 _MOST_SIZES = 1000  # files whose sizes are compared: a network drive takes time for each
-_MOST_ROWS, _MOST_BYTES = 1000, 1 << 24  # of an array
+_MOST_ROWS = 1000  # of an array
 _FLOATS = "floats "
 _REMEDY = "Lower the learning rate, clip the gradient, or check the data."
 
+# Layers that look at all rows of a replica, shuffle them, or do not draw through Keras.
 _OF_WHOLE_BATCHES = (
     keras.layers.Equalization,
     keras.layers.RandAugment,
@@ -54,7 +55,6 @@ _OF_WHOLE_BATCHES = (
     keras.layers.MixUp,
     keras.layers.CutMix,
 )
-"""Layers that look at all rows of a replica, shuffle them, or do not draw through Keras."""
 
 
 def check_types(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
@@ -145,37 +145,29 @@ def sizes_by_source(
     return {name: global_batch_size[name] for name in sources}
 
 
-def check_batch_split(
-    global_batch_size: int | Mapping[str, int], replicas: int, accumulation_steps: int
-) -> None:
-    """Checks that the global batches divide into equal microbatches over the replicas.
+def check_batch_split(size: int, replicas: int, accumulation_steps: int) -> None:
+    """Checks that a global batch divides into equal microbatches over the replicas.
 
     Raises:
       ConfigError: If the batch does not divide evenly, with the nearest sizes that do; or if a
-        number is not an integer of at least 1.
+        number is not at least 1.
     """
     check_positive("Trainer.accumulation_steps", accumulation_steps)
+    check_positive("Trainer.global_batch_size", size)
     unit = replicas * accumulation_steps
-    named = global_batch_size if isinstance(global_batch_size, Mapping) else {"": global_batch_size}
-    for size in named.values():
-        check_positive("Trainer.global_batch_size", size)
-        if size % unit:
-            near = " or ".join(str(n) for n in (size // unit * unit, -(-size // unit) * unit) if n)
-            raise ConfigError(
-                f"The global batch size must be a multiple of {unit} ({replicas} replicas × "
-                f"{accumulation_steps} accumulation steps), got {size}. Use {near}, or change "
-                "the number of devices."
-            )
+    if size % unit:
+        near = " or ".join(str(n) for n in (size // unit * unit, -(-size // unit) * unit) if n)
+        raise ConfigError(
+            f"The global batch size must be a multiple of {unit} ({replicas} replicas × "
+            f"{accumulation_steps} accumulation steps), got {size}. Use {near}, or change the "
+            "number of devices."
+        )
 
 
 # ------------------------------------------------------------ the data
 
 
-def check_same_data(
-    strategy: tf.distribute.Strategy,
-    train: Mapping[str, BatchPipeline],
-    evaluation: BatchPipeline | None,
-) -> None:
+def check_same_data(workers: Workers, pipelines: Mapping[str, BatchPipeline]) -> None:
     """Compares the data of all workers: lengths, features, files, and rows of arrays in memory.
 
     The order of the examples follows from their number. A worker that misses a file would read
@@ -185,28 +177,22 @@ def check_same_data(
     cross-replica context, on all workers.
 
     Args:
-      strategy: The strategy.
-      train: Pipeline of each source of training data, by its name.
-      evaluation: Pipeline of the evaluation data, if any.
+      workers: The workers.
+      pipelines: The data by their name in errors.
 
     Raises:
       DataError: On all workers, if a worker differs from worker 0; says in what.
     """
-    workers = Workers(strategy)
     if workers.number == 1:
         return
-    named = {f"training data {name!r}" if name else "training data": p for name, p in train.items()}
-    if evaluation is not None:
-        named["evaluation data"] = evaluation
-    facts = {f"{fact} of the {n}": v for n, p in named.items() for fact, v in _facts(p).items()}
-    expected, *others = [json.loads(t) for t in workers.gather_texts(json.dumps(facts))]
-    for name, worker in itertools.product(expected, range(1, workers.number)):
-        here, there = expected[name], others[worker - 1].get(name, "none")
-        if here == there:
+    facts = {f"{fact} of the {n}": v for n, p in pipelines.items() for fact, v in _facts(p).items()}
+    expected, *others = [json.loads(text) for text in workers.gather_texts(json.dumps(facts))]
+    for (name, here), (number, there) in itertools.product(expected.items(), enumerate(others, 1)):
+        if here == there.get(name):
             continue
         message = (
             f"All workers must read the same data, but the {name} are {here} on worker 0 and "
-            f"{there} on worker {worker}. Give all workers the same files and arrays."
+            f"{there.get(name)} on worker {number}. Give all workers the same files and arrays."
         )
         if not name.startswith(_FLOATS):
             workers.barrier()
@@ -224,7 +210,6 @@ def _facts(pipeline: BatchPipeline) -> dict[str, str]:
         )
     found = {
         "examples": str(pipeline.num_examples),
-        "steps per epoch": str(pipeline.steps_per_epoch),
         "features": ", ".join(f"{k} {spec[k].dtype.name} {spec[k].shape}" for k in sorted(spec)),
     }
     if source.files:  # whose folders may differ
@@ -232,8 +217,7 @@ def _facts(pipeline: BatchPipeline) -> dict[str, str]:
         digest = zlib.crc32(repr([*map(os.path.basename, source.files), sizes]).encode())
         found["files"] = f"{len(source.files):,} (digest of names and sizes {digest:08x})"
     for name, array in sorted((getattr(source, "arrays", None) or {}).items()):
-        rows = min(_MOST_ROWS, len(array), max(1, _MOST_BYTES * len(array) // max(1, array.nbytes)))
-        chosen = array[np.linspace(0, len(array) - 1, rows).astype(np.int64)]
+        chosen = array[np.linspace(0, len(array) - 1, min(_MOST_ROWS, len(array))).astype(int)]
         content = repr(chosen.tolist()).encode() if array.dtype == object else chosen.tobytes()
         is_float = array.dtype.kind not in "biuOSU"  # bfloat16 has a kind of its own
         found[f"{_FLOATS if is_float else ''}{name!r}"] = f"digest {zlib.crc32(content):08x}"
@@ -247,36 +231,32 @@ def check_computes_by_row(layers: Iterable[keras.layers.Layer]) -> None:
     """Raises ConfigError for layers of Keras that cannot compute each row of a batch alone."""
     for layer in layers:
         if getattr(layer, "stateful", False):
-            raise ConfigError(
-                f"The layer {layer.name!r} carries its states from batch to batch (stateful=True), "
-                "so the order, padding, evaluations and the number of replicas would change the "
-                "result. Set stateful=False, and give each example its whole sequence."
-            )
-        if isinstance(layer, _OF_WHOLE_BATCHES):
-            raise ConfigError(
-                f"The layer {layer.name!r} ({type(layer).__name__}) computes a row from all rows "
-                "of a replica, so the number of replicas would change the result. Call it in "
-                "dataset.map, or use ddl.layers.Mixup or ddl.layers.CutMix."
-            )
+            what = "carries its states from batch to batch (stateful=True), so the order, padding,"
+            remedy = "Set stateful=False, and give each example its whole sequence."
+        elif isinstance(layer, _OF_WHOLE_BATCHES):
+            what = f"({type(layer).__name__}) computes a row from all rows of a replica, so padding"
+            remedy = "Call it in dataset.map, or use ddl.layers.Mixup or ddl.layers.CutMix."
+        else:
+            continue
+        raise ConfigError(
+            f"The layer {layer.name!r} {what} and the number of replicas would change the result. "
+            f"{remedy}"
+        )
 
 
 def warn_of_batch_moments(
-    layers: Sequence[keras.layers.Layer],
-    strategy: tf.distribute.Strategy,
-    microbatches: int,
-    batch_moments: BatchMoments,
+    layers: Sequence[keras.layers.Layer], replicas: int, microbatches: int
 ) -> None:
     """Logs if moments of BatchNormalization depend on the number of replicas or microbatches.
 
     Args:
-      layers: The task's layers in training.
-      strategy: The strategy.
+      layers: The layers that take moments in training.
+      replicas: Number of replicas that take moments of their own rows; 1 for global moments.
       microbatches: Microbatches per replica and update.
-      batch_moments: As `ddl.Trainer` takes it.
     """
-    names = ", ".join(x.name for x in layers if isinstance(x, keras.layers.BatchNormalization))
+    names = ", ".join(layer.name for layer in layers)
     said = "The layers %s take moments of each %s changes the training result."
-    if names and batch_moments == "per_replica" and strategy.num_replicas_in_sync > 1:
+    if names and replicas > 1:
         why = "replica (Trainer.batch_moments = 'per_replica'), so the number of replicas"
         logging.warning(said, names, why)
     if names and microbatches > 1:
@@ -301,13 +281,14 @@ def warn_of_dense_updates(update: TrainStep) -> None:
     """
     losses = (*update.plan.losses.values(), *update.plan.means.values())
     for name, applied in update.plan.applied.items():
-        optimizer = update.optimizers[name]
+        moves_rows = updates_rows(update.optimizers[name])
+        whole = update.averages or update.gradient.sharding or not moves_rows
         for variable in applied.variables:
-            strategy, sharding = update.gradient.strategy, update.gradient.sharding
+            strategy = update.gradient.strategy
             found = [read_as_a_whole(variable, x.form.tables, strategy) for x in losses]
-            if set(found) == {None} or variable.value.shape.num_elements() < _LARGE_TABLE:
-                continue
-            if any(found) or update.averages or sharding or not updates_rows(optimizer):
+            is_read = any(read is not None for read in found)
+            is_large = variable.value.shape.num_elements() >= _LARGE_TABLE
+            if is_read and is_large and (whole or any(found)):
                 logging.warning(
                     "Each update takes time for all %s rows of the table %s. Adagrad, and SGD "
                     "without momentum, update the rows of the batch alone, without weight_average "
@@ -365,52 +346,40 @@ def _remedy(task: Task) -> str:
     )
 
 
-class VariablesFinite:
-    """Checks that variables stay finite."""
+def finite_variables(update: TrainStep) -> list[tf.Variable]:
+    """Returns the weights, slots, statistics and averages that are finite now.
 
-    def __init__(self, update: TrainStep, workers: Workers):
-        """Selects weights, slots, statistics and averages.
-
-        Args:
-          update: The update. Variables of it that are not finite now, such as an untrained mask,
-            are never checked.
-          workers: The workers that check together.
-        """
-        models = layers_of(update.task) if has_step(update.task) else [update.task.model]
-        slots = [v.value for x in update.optimizers.values() for v in x.variables]
-        if update.gradient.sharding is not None:
-            slots = [copy for slot in slots for copy in copies_of(slot)]
-        averages = update.averages.variables if update.averages else ()
-        weights = {id(v): v.value for model in models for v in model.variables}
-        floating = [v for v in (*weights.values(), *slots, *averages) if v.dtype.is_floating]
-        self._variables = [v for v in floating if _is_finite(v).numpy()]
-        self._workers = workers
-
-    def check(self, step: int) -> None:
-        """Raises TrainingDiverged with the name of the first variable that is not finite.
-
-        If a variable is not finite on one worker, all workers raise: statistics may differ between
-        workers. Eager, cross-replica context, on all workers.
-        """
-        # Eager, one after the other: a parameter server copies a table for each read, and must not
-        # hold copies of all at once.
-        own = np.array([_is_finite(variable).numpy() for variable in self._variables])
-        finite = self._workers.gather(own).min(axis=0)
-        for variable, is_finite in zip(self._variables, finite, strict=True):
-            if not is_finite:
-                raise TrainingDiverged(
-                    f"Training diverged at step {step}: {variable.name.split(':')[0]} is not "
-                    f"finite. {_REMEDY}"
-                )
+    Others, such as an untrained mask, are so by design.
+    """
+    weights = [v.value for layer in layers_of(update.task) for v in layer.variables]
+    slots = [v.value for x in update.optimizers.values() for v in x.variables]
+    if update.gradient.sharding is not None:
+        slots = [copy for slot in slots for copy in copies_of(slot)]
+    averages = update.averages.variables if update.averages else ()
+    every = {id(v): v for v in (*weights, *slots, *averages) if v.dtype.is_floating}
+    return [variable for variable in every.values() if _is_finite(variable)]
 
 
-def _is_finite(variable: tf.Variable) -> tf.Tensor:
-    with tf.device(variable.device if is_on_server(variable) else None):  # which sends the result
-        return tf.reduce_all(tf.math.is_finite(variable.read_value()))
+def check_finite(variables: Sequence[tf.Variable], workers: Workers, step: int) -> None:
+    """Raises TrainingDiverged with the name of the first variable that is not finite.
+
+    If a variable is not finite on one worker, all workers raise: statistics may differ between
+    workers. Eager, cross-replica context, on all workers.
+    """
+    finite = workers.gather(np.array([_is_finite(variable) for variable in variables])).min(axis=0)
+    for variable, is_finite in zip(variables, finite, strict=True):
+        if not is_finite:
+            raise TrainingDiverged(
+                f"Training diverged at step {step}: {variable.name.split(':')[0]} is not finite. "
+                f"{_REMEDY}"
+            )
 
 
-class ReplicasDifferError(ConfigError):
-    """A variable of the task or of a layer has other values on other replicas."""
+def _is_finite(variable: tf.Variable) -> bool:
+    # Variables are read one after the other: a parameter server copies a table for each read, and
+    # must not hold copies of all at once. Its device sends the result.
+    with tf.device(variable.device if is_on_server(variable) else None):
+        return bool(tf.reduce_all(tf.math.is_finite(variable.read_value())))
 
 
 def check_same_on_replicas(task: Task, strategy: tf.distribute.Strategy) -> None:
@@ -420,41 +389,35 @@ def check_same_on_replicas(task: Task, strategy: tf.distribute.Strategy) -> None
     `tf.random.Generator` may differ. Eager, cross-replica context, on all workers.
 
     Raises:
-      ReplicasDifferError: If the copies of a variable differ; on all workers.
+      ConfigError: If the copies of a variable differ; on all workers.
     """
     if strategy.num_replicas_in_sync == 1:
         return
     workers, layers = Workers(strategy), layers_of(task)
     generators = [x for x in own_items_of(task) if isinstance(x, tf.random.Generator)]
-    states = {id(generator.state) for generator in generators}
     # Moments over all replicas may differ by their rounding on processors of several kinds.
     others = [layer for layer in layers if not has_global_moments(layer)]
-    every = [*own_variables_of(task, layers), *statistics_of(others, strategy)]
-    compared = [v for v in every if id(v) not in states and _is_compared(v, strategy)]
+    compared = [
+        v
+        for v in (*own_variables_of(task, layers), *statistics_of(others, strategy))
+        if v.dtype != tf.string
+        and v.synchronization != tf.VariableSynchronization.ON_READ
+        and strategy.extended.variable_created_in_scope(v)
+        and all(v is not generator.state for generator in generators)
+    ]
     if not compared:
         return
     values = [[copy.numpy() for copy in copies_of(variable)] for variable in compared]
     digests = workers.gather(np.array([_digest(own) for own in values]))
-    differ = (digests != digests[0]).any(axis=0)
-    for variable, own, differs in zip(compared, values, differ, strict=True):
-        if differs:
-            texts = ", ".join(f"{value.ravel()[:3].tolist()}" for value in own[:4])
-            raise ReplicasDifferError(
-                f"The variable {variable.name.split(':')[0]!r} of {type(task).__name__} has other "
-                f"values on other replicas, here {texts}: a layer or a loss, which sees the rows "
-                "of its replica alone, has assigned to it. In a layer, assign the result of "
-                "ddl.layers.sum_over_replicas; for a loss, assign that of update.mean in a method "
-                "step(update, batch); or make it with aggregation=tf.VariableAggregation.MEAN."
-            )
-
-
-def _is_compared(variable: tf.Variable, strategy: tf.distribute.Strategy) -> bool:
-    dtype = variable.dtype
-    return (
-        (dtype.is_floating or dtype.is_integer or dtype.is_bool)
-        and variable.synchronization != tf.VariableSynchronization.ON_READ
-        and strategy.extended.variable_created_in_scope(variable)
-    )
+    for place in np.flatnonzero((digests != digests[0]).any(axis=0)):
+        texts = ", ".join(f"{value.ravel()[:3].tolist()}" for value in values[place][:4])
+        raise ConfigError(
+            f"The variable {compared[place].name.split(':')[0]!r} of {type(task).__name__} has "
+            f"other values on other replicas, here {texts}: a layer or a loss, which sees the rows "
+            "of its replica alone, has assigned to it. In a layer, assign the result of "
+            "ddl.layers.sum_over_replicas; for a loss, assign that of update.mean in a method "
+            "step(update, batch); or make it with aggregation=tf.VariableAggregation.MEAN."
+        )
 
 
 def _digest(copies: Sequence[np.ndarray]) -> float:

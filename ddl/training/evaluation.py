@@ -6,13 +6,12 @@ its rows (`BatchPipeline.iterator`, which calls `strategy.experimental_distribut
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import keras
 import tensorflow as tf
-from absl import logging
 
 from ddl.data.batch import Batch
 from ddl.data.pipeline import BatchPipeline
@@ -22,16 +21,17 @@ from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, DataError
 from ddl.metrics import OfAllOutputs
 from ddl.metrics.of_all_outputs import checked_corpus_metrics
-from ddl.step.compiled import Compiler
 from ddl.step.loss import Loss
 from ddl.step.moving_statistics import restoring
+from ddl.step.probes import Probes
 from ddl.step.state import TrainingState
 from ddl.step.sums import fixed_order_of_sums
 from ddl.step.weight_average import WeightAverages
 from ddl.tasks.parts import copies_of, layers_of
 from ddl.tasks.task import Task
 from ddl.training.asynchronous import BatchWorkers
-from ddl.training.prediction import Predictions, TracedByForm, forward, spec_of
+from ddl.training.building import probed_loss
+from ddl.training.prediction import Predictions, TracedByForm, forward, joined, spec_of
 
 
 class Evaluations:
@@ -44,53 +44,45 @@ class Evaluations:
     def __init__(
         self,
         own: BatchPipeline | None,
-        loss_of: Callable[[BatchPipeline], Loss],
-        compiler: Compiler,
+        probes: Probes,
         corpus_metrics: Any,
         predictions: Predictions,
-        strategy: tf.distribute.Strategy,
     ):
         """Probes the loss on the trainer's own evaluation data; traces nothing.
 
         Args:
           own: The trainer's own evaluation data.
-          loss_of: Probes the loss of an evaluation on data.
-          compiler: Compiles the sums of a batch.
+          probes: The probes of the task.
           corpus_metrics: As `ddl.Trainer` takes it.
           predictions: Computes the outputs that `corpus_metrics` read.
-          strategy: The strategy.
 
         Raises:
           ConfigError: If the task cannot be evaluated, `corpus_metrics` has another type, two
             figures have one name, or there are no outputs.
           DataError: If the data lack what `corpus_metrics` read.
         """
-        self._own, self._loss_of, self._compiler = own, loss_of, compiler
-        self._strategy, self._workers = strategy, Workers(strategy)
-        self._predictions = predictions
+        self._own, self._probes, self._predictions = own, probes, predictions
+        self._strategy, self._compiler = predictions.strategy, predictions.compiler
+        self._workers = Workers(self._strategy)
         self._corpus_metrics = checked_corpus_metrics(corpus_metrics)
         self._losses: dict[Any, Loss] = {}  # by the features of the data
-        self._on_devices = TracedByForm(self._sums_on_devices, compiler.tracing)
+        self._on_devices = TracedByForm(self._sums_on_devices, self._compiler)
         self._iterators: dict[BatchPipeline, Any] = {}  # of the trainer's own data
         self._on_workers: Any = None  # sums over the trainer's own data
-        self.names: Sequence[str] = ()
-        if self._corpus_metrics:
-            predictions.check_predicts("Trainer.corpus_metrics")
-        if own is None:
-            return
-        loss = self._loss(own)
-        if traits_of(strategy).asynchronous:
-            self._on_workers = self._sums_on_workers(own, loss)
-        names = loss.form.metrics.names
+        names = [] if own is None else [*self._loss(own).form.metrics.names]
+        if own is not None and traits_of(self._strategy).asynchronous:
+            self._on_workers = self._sums_on_workers(own)
         for metric in self._corpus_metrics:
-            predictions.features_of(own.source, metric.features)
-            if taken := sorted(set(metric.names) & set(names)):
-                raise ConfigError(
-                    f"Trainer.corpus_metrics has the figures {', '.join(taken)}, which the task "
-                    "reports too. Rename them."
-                )
-            names = (*names, *metric.names)
-        self.names = names
+            predictions.check_predicts("Trainer.corpus_metrics")
+            if own is not None:
+                predictions.check_features(own.element_spec, metric.features or ())
+            names += metric.names
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ConfigError(
+                f"Two figures are called {twice[0]!r}: of the task, or of Trainer.corpus_metrics. "
+                "Rename one."
+            )
+        self.names = () if own is None else tuple(names)
 
     def run(self, pipeline: BatchPipeline, state: TrainingState) -> dict[str, float]:
         """Returns the figures of data by name, for the present weights.
@@ -107,28 +99,24 @@ class Evaluations:
           ConfigError: If the task cannot be evaluated.
         """
         pipeline.count_examples()
-        loss, is_own = self._loss(pipeline), pipeline is self._own
+        form, is_own = self._loss(pipeline).form, pipeline is self._own
         if traits_of(self._strategy).asynchronous:
             on_workers = is_own and self._on_workers
-            sums = (on_workers or self._sums_on_workers(pipeline, loss))(state)
+            sums = (on_workers or self._sums_on_workers(pipeline))(state)
         else:
             # Not kept while in use: after an error its position would be wrong.
             iterator = self._iterators.pop(pipeline, None)
             iterator = iterator or pipeline.iterator(self._strategy, repeats=is_own)
             count = tf.constant(pipeline.steps_per_epoch, tf.int64)
-            given = iterator, count, state.batches, state.step
-            sums = self._on_devices((pipeline, loss), is_own, *given)
+            sums = self._on_devices(pipeline, (), iterator, count, state.batches, state.step)
             if is_own:
                 self._iterators[pipeline] = iterator
-        form = loss.form
-        if sums[0] == 0:  # the weight of all examples
-            # Weights of the task may depend on the model and all be 0 for a while.
-            if not form.weighs:
-                raise DataError(
-                    "Feature 'weight' is 0 for all examples of the evaluation data, so the mean is "
-                    "undefined. Give a positive weight to the examples to evaluate on."
-                )
-            logging.warning("The task gives all evaluation data the weight 0: the means are NaN.")
+        # Weights of the task may depend on the model and all be 0 for a while: means are NaN.
+        if sums[0] == 0 and not form.weighs:
+            raise DataError(
+                "Feature 'weight' is 0 for all examples of the evaluation data, so the mean is "
+                "undefined. Give a positive weight to the examples to evaluate on."
+            )
         means = form.metrics.means(sums)
         for metric in self._corpus_metrics:
             means |= self._of_all_outputs(metric, pipeline, state, means["loss"])
@@ -139,44 +127,46 @@ class Evaluations:
         spec = spec_of(pipeline)
         if spec not in self._losses:
             with self._workers.failing_together():
-                self._losses[spec] = self._loss_of(pipeline)
+                self._losses[spec] = probed_loss(self._probes, pipeline)
         return self._losses[spec]
 
     def _sums_on_devices(
-        self, pipeline: BatchPipeline, loss: Loss, iterator: Any, count: tf.Tensor, *now: tf.Tensor
+        self, pipeline: BatchPipeline, key: Any, iterator: Any, count: tf.Tensor, *now: tf.Tensor
     ) -> tf.Tensor:
         """Returns the metric sums over the next `count` batches of a distributed iterator."""
-
-        def batch_of(number: tf.Tensor) -> Batch:
-            return pipeline.next_batch(iterator, self._strategy, number)
-
-        return self._sums(pipeline, loss, batch_of, (tf.zeros_like(count), count), *now)
+        batch_of = lambda number: pipeline.next_batch(iterator, self._strategy, number)  # noqa: E731
+        return self._sums(pipeline, batch_of, tf.zeros_like(count), count, *now)
 
     @fixed_order_of_sums()
     def _sums(
         self,
         pipeline: BatchPipeline,
-        loss: Loss,
         batch_of: Callable[[tf.Tensor], Batch],
-        ends: tuple[tf.Tensor, tf.Tensor],
+        first: tf.Tensor,
+        end: tf.Tensor,
         *now: tf.Tensor,
     ) -> tf.Tensor:
         """Returns the metric sums over batches: float64 [size]. Cross-replica context, in a graph.
 
         Args:
           pipeline: The data.
-          loss: Gives the metric sums of a replica's batch.
           batch_of: Returns the batch of a number, int64 [].
-          ends: Numbers of the first batch, and after the last batch, int64 [].
+          first: Number of the first batch, int64 [].
+          end: Number after the last batch, int64 [].
           *now: Batches that the training has read, and updates that it has made, int64 [].
         """
-        strategy = self._strategy
+        strategy, loss = self._strategy, self._loss(pipeline)
         # int32, which stays on the host: GPUs would send each answer to the host, which waits.
         with on_host_if_placed(strategy):
-            first, end = (tf.cast(number, tf.int32) for number in ends)
+            turn, last = (tf.cast(number, tf.int32) for number in (first, end))
+
+        def sums_of(batch: Batch) -> tf.Tensor:
+            features, microbatch = forward(pipeline, batch, *now)
+            with microbatch.forward():
+                return loss(features, training=False)[1]
 
         def of_replica(batch: Batch) -> tf.Tensor:
-            return self._compiler.of_pass(lambda: sums_of(pipeline, loss, batch, *now))
+            return self._compiler.of_pass(lambda: sums_of(batch))
 
         def add_batch(turn: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             with on_host_if_placed(strategy):
@@ -186,13 +176,11 @@ class Evaluations:
 
         def goes_on(turn: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
             with on_host_if_placed(strategy):
-                return turn < end
+                return turn < last
 
-        return tf.while_loop(goes_on, add_batch, (first, loss.form.metrics.zeros()))[1]
+        return tf.while_loop(goes_on, add_batch, (turn, loss.form.metrics.zeros()))[1]
 
-    def _sums_on_workers(
-        self, pipeline: BatchPipeline, loss: Loss
-    ) -> Callable[[TrainingState], tf.Tensor]:
+    def _sums_on_workers(self, pipeline: BatchPipeline) -> Callable[[TrainingState], tf.Tensor]:
         """Returns a function that lets asynchronous workers share an evaluation's batches.
 
         Each range counts once, even if workers computing it are lost.
@@ -208,7 +196,7 @@ class Evaluations:
         ) -> tf.Tensor:
             rows = workers.received(rows)
             batch_of = lambda number: workers.batch(data, rows, number - first, number)  # noqa: E731
-            return self._sums(pipeline, loss, batch_of, (first, first + count), *now)
+            return self._sums(pipeline, batch_of, first, first + count, *now)
 
         def sums_of_all(state: TrainingState) -> tf.Tensor:
             sums = [
@@ -223,25 +211,23 @@ class Evaluations:
     def _of_all_outputs(
         self, metric: OfAllOutputs, pipeline: BatchPipeline, state: TrainingState, loss: float
     ) -> dict[str, float]:
-        """Returns the figures of one metric, which the chief computes, on all workers."""
+        """Returns the figures of one metric, which the chief computes, on all workers.
+
+        Examples of weight 0 are left out.
+        """
         if not math.isfinite(loss):  # which the run reports
             return dict.fromkeys(metric.names, math.nan)
-        own: dict[str, float] = {}
-        chief = self._workers.is_chief
-        found = self._predictions.outputs(pipeline.source, state, metric, keeps=chief)
+        source, every, own = pipeline.source, list[Any](), dict[str, float]()
+        names = tuple(source.element_spec if metric.features is None else metric.features)
+        features = tuple(dict.fromkeys([*names, "weight"]))
+        for outputs, beside in self._predictions.batches(source, state, features):
+            counts, kept = beside["weight"] != 0, (outputs, {name: beside[name] for name in names})
+            if self._workers.is_chief:
+                every.append(tf.nest.map_structure(lambda x, counts=counts: x[counts], kept))
         with self._workers.failing_together():
-            if found is not None:
-                own = metric(*found)
+            if self._workers.is_chief:
+                own = metric(*joined(every))
         return {n: self._workers.broadcast_float(own.get(n, 0.0)) for n in metric.names}
-
-
-def sums_of(
-    pipeline: BatchPipeline, loss: Loss, batch: Batch, position: tf.Tensor, step: tf.Tensor
-) -> tf.Tensor:
-    """Returns the metric sums of a replica's batch: float64 [size]. Replica context."""
-    features, microbatch = forward(pipeline, batch, position, step)
-    with microbatch.forward():
-        return loss(features, training=False)[1]
 
 
 class EvaluationWeights:

@@ -14,8 +14,6 @@ from rich.text import Text
 from ddl.figures import EXAMPLES_PER_SECOND, LOSS_SCALE, REWINDS, SKIPPED_UPDATES, is_one_of_many
 from ddl.output import Dropping, dropping, printable, say
 
-_ORDER = ("loss", "accuracy")
-
 
 class Bar:
     """Steps, times and figures in a line, which rich or IPython replaces."""
@@ -63,7 +61,7 @@ class Bar:
         parts = [
             f"{step:,}/{self._total:,} steps ({step / max(self._total, 1):.0%})",
             f"{_clock(elapsed)} · {_clock(left)} left",
-            *formatted(figures),
+            *([format_figures(figures)] if figures else []),
         ]
         return Text(printable(" · ".join(parts)), no_wrap=True, overflow="ellipsis")
 
@@ -95,11 +93,8 @@ def open_bar(console: Console, step: int, total: int) -> Bar | None:
       total: The step at the end.
     """
     in_cell = isinstance(console.file, Dropping) and in_notebook()
-    return (
-        Bar(console, step, total)
-        if (console.is_terminal or in_cell) and not console.quiet
-        else None
-    )
+    shows = (console.is_terminal or in_cell) and not console.quiet
+    return Bar(console, step, total) if shows else None
 
 
 @contextmanager
@@ -158,15 +153,13 @@ def _clock(seconds: float | None) -> str:
 
 
 def format_figures(figures: Mapping[str, float]) -> str:
-    """Formats metrics, loss first: 'loss 0.0312 · accuracy 0.9910 · 12,345 examples/s'."""
-    return " · ".join(formatted(figures))
+    """Formats metrics, loss first: 'loss 0.0312 · accuracy 0.9910 · 12,345 examples/s'.
 
-
-def formatted(figures: Mapping[str, float]) -> list[str]:
-    """Formats each figure by its kind, loss first; leaves out those of layers and classes."""
-    names = [name for name in _ORDER if name in figures]
-    names += [name for name in figures if name not in _ORDER and not is_one_of_many(name)]
-    return [_formatted(name, figures[name]) for name in names]
+    Leaves out those of layers and classes.
+    """
+    names = dict.fromkeys(["loss", "accuracy", *figures])
+    shown = [name for name in names if name in figures and not is_one_of_many(name)]
+    return " · ".join(_formatted(name, figures[name]) for name in shown)
 
 
 def _formatted(name: str, value: float) -> str:

@@ -1,6 +1,5 @@
 """The Trainer: builds data, losses and update, runs the loop on the devices, reads the results."""
 
-import functools
 import inspect
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -9,6 +8,7 @@ from typing import Any, Literal, cast
 import tensorflow as tf
 
 from ddl.choices import BatchMoments, JitCompile, check_positive
+from ddl.data.conversion import sources_by_name
 from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.communication import Communication, number_collectives
 from ddl.distribution.workers import Workers
@@ -18,6 +18,7 @@ from ddl.metrics import OfAllOutputs
 from ddl.optimizers.fused import updates_rows
 from ddl.optimizers.groups import Optimizers, by_name, from_keras_name
 from ddl.precision import LossScale
+from ddl.random import hashed
 from ddl.signals import deferring_interrupt
 from ddl.step.compiled import Compiler
 from ddl.step.global_gradient import GlobalGradient
@@ -36,7 +37,7 @@ from ddl.training import building, checks
 from ddl.training.evaluation import Evaluations
 from ddl.training.history import History
 from ddl.training.pace import Pace
-from ddl.training.prediction import Predictions
+from ddl.training.prediction import Predictions, Rows
 from ddl.training.progress import shown
 from ddl.training.runner import Action, LoopRunner, length_in_steps
 
@@ -53,6 +54,20 @@ class Trainer:
         trainer.train(500)
 
     The constructor fixes all arguments, attributes, and the set of trained variables.
+
+    Attributes:
+      task, strategy, optimizer, global_batch_size, accumulation_steps: As given.
+      model: The task's `model`; None if it keeps its models in other attributes.
+      pace: Speed and length of the training loops.
+      pipelines: Pipeline of each source of training data, by its name; "" if there is only one.
+      eval_pipeline: Pipeline of the evaluation data; None without any.
+      normalizes: Whether a layer takes statistics of a microbatch in training.
+      sharding: The shares of the optimizers' slots; None if each replica holds whole slots.
+      averages: Averages of weights and moving statistics; None without `weight_average`.
+      metric_names: Names of the figures that `train` returns: "loss" or "loss/NAME"; metrics.
+      eval_metric_names: Those that `evaluate` returns, "loss" first; () without evaluation data.
+      updates_per_step: Updates of each optimizer in a step; None if a tensor says how many.
+      history: Figures that training and evaluation have read, by step.
     """
 
     def __init__(
@@ -124,109 +139,99 @@ class Trainer:
         checks.check_types(Trainer.__init__, locals())
         check_task(task)
         task = cast(Task, task)
+        check_positive("Trainer.max_skipped_updates", max_skipped_updates)
         self.task: Any = task  # whose own attributes a type checker does not know
         self.model = getattr(task, "model", None)
-        """The task's `model`; None if it keeps its models in other attributes."""
         self.strategy = strategy = strategy or tf.distribute.get_strategy()
         number_collectives(strategy)
         self._workers = workers = Workers(strategy)
-        replicas = strategy.num_replicas_in_sync
-        checks.check_batch_split(global_batch_size, replicas, accumulation_steps)
-        check_positive("Trainer.max_skipped_updates", max_skipped_updates)
-        layers = layers_of(task)
-        checks.check_computes_by_row(layers)
+        checks.check_computes_by_row(layers_of(task))
         self.optimizer = from_keras_name(optimizer, strategy)
         self.global_batch_size = global_batch_size
         self.accumulation_steps = accumulation_steps
         self.pace = Pace(steps_per_loop)
-        given = {"shuffle": shuffle, "resident": data_on_device, "microbatches": accumulation_steps}
-        self.pipelines = train = building.training_pipelines(
-            task, train_data, global_batch_size, seed, **given
-        )
-        """Pipeline of each source of training data, by its name; "" if there is only one."""
-        self.has_eval_data = eval_data is not None
+        # ---------------------------------------------------------- data
+        sources = sources_by_name(train_data)
+        sizes = checks.sizes_by_source(global_batch_size, list(sources))
+        replicas = strategy.num_replicas_in_sync
+        for size in sizes.values():
+            checks.check_batch_split(size, replicas, accumulation_steps)
+        if "" in sources and hasattr(task, "check"):
+            task.check(sources[""])
+        self.pipelines = train = {
+            name: BatchPipeline(
+                source,
+                sizes[name],
+                seed=seed,
+                # Sources of one length would otherwise have one order.
+                order_seed=hashed(seed, name) if name else seed,
+                shuffle=shuffle,
+                resident=data_on_device,
+                microbatches=accumulation_steps,
+            )
+            for name, source in sources.items()
+        }
         self.eval_pipeline: BatchPipeline | None = None
-        """Pipeline of the evaluation data; None without any."""
+        named = {f"training data {n!r}" if n else "training data": one for n, one in train.items()}
         if eval_data is not None:
-            self.eval_pipeline = building.evaluation_pipeline(
+            self.eval_pipeline = named["evaluation data"] = building.evaluation_pipeline(
                 task, eval_data, "Trainer.eval_data", train, data_on_device
             )
-        checks.check_same_data(strategy, train, self.eval_pipeline)
-
+        checks.check_same_data(workers, named)
+        # ---------------------------------------------------------- losses
         optimizers = by_name(self.optimizer)
         probes = Probes(task, strategy, list(optimizers.values()))
-        plan = building.planned(task, self.optimizer, probes, strategy, train)
-        self._predictions = Predictions(task, strategy, train)
-        loss_of = functools.partial(building.probed_loss, probes, task, strategy)
+        plan = building.planned(self.optimizer, probes, train)
         compiler = Compiler(jit_compile, strategy, "evaluation")
+        self._predictions = Predictions(task, strategy, train, compiler)
         self._evaluations = Evaluations(
-            self.eval_pipeline, loss_of, compiler, corpus_metrics, self._predictions, strategy
+            self.eval_pipeline, probes, corpus_metrics, self._predictions
         )
-
+        # ---------------------------------------------------------- update
         layers = layers_of(task)  # with those that the probes have built
         normalizing = building.normalizing_layers(plan)
         self.normalizes = bool(normalizing)
-        """Whether a layer takes statistics of a microbatch in training."""
-        checks.warn_of_batch_moments(normalizing, strategy, accumulation_steps, batch_moments)
+        alone = batch_moments == "per_replica"
+        checks.warn_of_batch_moments(normalizing, replicas if alone else 1, accumulation_steps)
         checks.warn_of_tf32(strategy)
         take_over_moments(layers)
         allow_replica_writes(layers, strategy)
         moving = statistics_of(layers, strategy)
         all_reduce = AllReduce(strategy, communication or Communication())
-        updated = {name: one.variables for name, one in plan.applied.items()}
-        wanted = shard_optimizer_state
-        self.sharding = sharding_of(optimizers, updated, all_reduce, strategy, wanted)
-        """The shares of the optimizers' slots; None if each replica holds whole slots."""
-        is_global = batch_moments == "global"
-        moved_alone = None if is_global else statistics_of(normalizing, strategy)
-        scale = building.known_loss_scale(loss_scale, task, strategy)
-        averaged = [v.value for v in plan.trained]
+        updated, shards = {n: x.variables for n, x in plan.applied.items()}, shard_optimizer_state
+        self.sharding = sharding_of(optimizers, updated, all_reduce, strategy, shards)
+        scale = building.known_loss_scale(loss_scale, layers, strategy)
+        rule, averaged = weight_average, [v.value for v in plan.trained]
         averaged += [v for v in moving if v.dtype.is_floating]
-        self.averages = (
-            WeightAverages(weight_average, averaged, strategy) if weight_average else None
-        )
-        """Averages of the weights and of the moving statistics; None without `weight_average`."""
+        self.averages = WeightAverages(rule, averaged, strategy) if rule else None
         gradient = GlobalGradient(
             strategy=strategy,
             compiler=Compiler(jit_compile, strategy, "training"),
             pipelines=train,
             all_reduce=all_reduce,
             scales=scale is not None,
-            moved_alone=moved_alone,
+            moved_alone=statistics_of(normalizing, strategy) if alone else None,
             complete=building.not_updated(task, plan, layers),
             remat=recomputed(remat, task, strategy) if remat else None,
             by_rows={id(v) for n in updated if updates_rows(optimizers[n]) for v in updated[n]},
             sharding=self.sharding,
         )
+        clips = clips_by_name(clip_norm, list(plan.groups))
         self._update = update = TrainStep(
-            task=task,
-            plan=plan,
-            gradient=gradient,
-            optimizers=optimizers,
-            moving=moving,
-            averages=self.averages,
-            clips=clips_by_name(clip_norm, list(plan.groups)),
-            loss_scale=scale,
+            task, plan, gradient, optimizers, moving, self.averages, clips, scale
         )
         checks.warn_of_dense_updates(update)
         self.metric_names = update.metrics.names
-        """Names of the figures that `train` returns: "loss", or "loss/NAME" of each; metrics."""
         self.eval_metric_names = self._evaluations.names
-        """Names of the metrics that `evaluate` returns, "loss" first; () if the task has none."""
         self.updates_per_step = {name: one.times for name, one in plan.applied.items()}
-        """Updates of each optimizer in a step, by its name; None if a tensor says how many."""
         self.history = History()
-        """Figures that training and evaluation have read, by step."""
-        self._finite = checks.VariablesFinite(update, workers)
+        self._finite = checks.finite_variables(update)
         self._runner = LoopRunner(update, workers, self.pace, max_skipped_updates)
-        self._is_built = True
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Raises ConfigError for a public attribute whose assignment would have no effect."""
-        in_class = getattr(type(self), name, None)
-        may = callable(in_class) or getattr(in_class, "fset", None) is not None
-        if not (name.startswith("_") or may) and "_is_built" in vars(self):
-            known = {*vars(self), *dir(type(self)), *inspect.signature(Trainer).parameters}
+        if "_runner" in vars(self) and name != "state" and not name.startswith("_"):
+            known = {*vars(self), *inspect.signature(Trainer).parameters}
             meant = "" if name in known else did_you_mean(name, known)
             raise ConfigError(
                 f"trainer.{name} cannot be set after the Trainer is created.{meant} Create a new "
@@ -299,7 +304,7 @@ class Trainer:
 
         Variables that were never finite are ignored. Eager, cross-replica context, on all workers.
         """
-        self._finite.check(self.step)
+        checks.check_finite(self._finite, self._workers, self.step)
 
     def check_consistent(self) -> None:
         """Raises ConfigError if model, optimizer and state do not belong to the same step."""
@@ -310,14 +315,9 @@ class Trainer:
         return self._runner.busy()
 
     def check_idle(self, call: str) -> None:
-        """Raises ConfigError if `train` runs, in which a callback or an action makes a call."""
+        """Raises ConfigError for a call while `train` runs, or within `evaluation_weights`."""
         self._runner.check_idle(call)
-
-    def restore(self, state: TrainingState) -> None:
-        """Resumes from `state`. Restore the variables of model and optimizer first."""
-        self.check_idle("Trainer.restore")
-        self._runner.restore(state)
-        self.history.drop_after(self.step)
+        self._runner.weights.check_not_applied()
 
     def evaluate(self, data: Any = None, *others: Any, averaged: bool = True) -> dict[str, float]:
         """Returns loss and metrics of a data set, each example counted once.
@@ -337,8 +337,8 @@ class Trainer:
         self._runner.check_call("evaluate", others)
         pipeline = self.eval_pipeline
         if data is not None:
-            given = self.task, data, "The argument of evaluate", self.pipelines
-            pipeline = building.evaluation_pipeline(*given)
+            name = "The argument of evaluate"
+            pipeline = building.evaluation_pipeline(self.task, data, name, self.pipelines)
         if pipeline is None:
             raise ConfigError(
                 "The Trainer has no evaluation data. Pass eval_data to its constructor, or data to "
@@ -379,8 +379,7 @@ class Trainer:
         features: Sequence[str] = (),
         first_batch: int = 0,
         averaged: bool = True,
-        keeps: bool = True,
-    ) -> Generator[tuple[Any, dict[str, Any]] | None, None, None]:
+    ) -> Generator[Rows, None, None]:
         """Yields the outputs of the task's `predict` batch by batch, which needs little memory.
 
         The model holds the evaluation weights until the iterator ends or is closed. With several,
@@ -393,7 +392,6 @@ class Trainer:
           first_batch: Number of the first batch, counted from 0; batches have `global_batch_size`
             rows.
           averaged: As in `evaluate`.
-          keeps: Whether this process needs the outputs. If False, each batch is None.
 
         Yields:
           The outputs, arrays [b, …] in the structure of `predict`, and a dict of the features.
@@ -403,9 +401,7 @@ class Trainer:
         """
         self._runner.check_call("predict_batches")
         with self.evaluation_weights(averaged=averaged):
-            yield from self._predictions.batches(
-                data, self.state, features, first_batch, keeps=keeps
-            )
+            yield from self._predictions.batches(data, self.state, features, first_batch)
 
     def check_predicts(self, what: str) -> None:
         """Raises ConfigError if the task has no outputs for `what` to predict."""
@@ -421,18 +417,19 @@ class Trainer:
         """
         return self._runner.weights.applied(averaged)
 
-    def check_has_own_weights(self) -> None:
-        """Raises ConfigError within `evaluation_weights`."""
-        self._runner.weights.check_not_applied()
-
     @property
     def state(self) -> TrainingState:
-        """Training state other than model and optimizer; assigning calls `restore`."""
+        """Training state other than model and optimizer.
+
+        Assigning resumes from another state: restore the variables of model and optimizer first.
+        """
         return self._runner.state
 
     @state.setter
     def state(self, state: TrainingState) -> None:
-        self.restore(state)
+        self.check_idle("Restoring a state")
+        self._runner.restore(state)
+        self.history.drop_after(self.step)
 
     @property
     def step(self) -> int:

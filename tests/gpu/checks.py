@@ -99,7 +99,7 @@ def draws(place: Place, strategy: Strategy) -> Iterator[Finding]:
 def resume(place: Place, strategy: Strategy) -> Iterator[Finding]:
     """A run that was saved in mid epoch, with microbatches and a padded batch."""
     for resident in (True, False):
-        case = parity_cases.CASES["BatchNormalization, 131 examples"]
+        case = parity_cases.CASES["BatchNormalization, accumulation 2"]
         arguments = {"data_on_device": resident, "accumulation_steps": 2, "steps_per_loop": 10}
         trainer = parity_cases.make_trainer(case, strategy, "float32", **arguments)
         trainer.train(3)
@@ -119,7 +119,7 @@ def resume(place: Place, strategy: Strategy) -> Iterator[Finding]:
 
 def snapshots(place: Place, strategy: Strategy) -> Iterator[Finding]:
     """A checkpoint that is written while training continues holds the weights of its step."""
-    case = parity_cases.CASES["BatchNormalization"]
+    case = parity_cases.CASES["BatchNormalization, accumulation 2"]
     trainer = parity_cases.make_trainer(case, strategy, "float32")
     trainer.train(2)
     resumed = parity_cases.make_trainer(case, strategy, "float32")

@@ -1,4 +1,4 @@
-"""Functions of all outputs: what they get, how much of it, and what they may return."""
+"""Functions of all outputs: what they get, and their names."""
 
 import keras
 import numpy as np
@@ -71,14 +71,9 @@ def test_rows_of_weight_0_are_left_out(features):
     assert (found["rows"], found["features"]) == (N // 3 * 2, len(features))
 
 
-def test_the_memory_is_checked_before():
-    """Of each example: sum and out, float32 [] and [2]; place, int64."""
-
-    def none(outputs, features):
-        raise AssertionError("called")
-
-    fits = OfAllOutputs(lambda o, f: {"n": 0}, ["n"], features=["place"], max_bytes=20 * N)
-    assert trainer_of(fits).evaluate()["n"] == 0
-    wants = OfAllOutputs(none, ["n"], features=["place"], max_bytes=20 * N - 1)
-    with pytest.raises(ConfigError, match="need more than the 419 bytes of OfAllOutputs.max_bytes"):
-        trainer_of(wants).evaluate()
+def test_a_figure_of_the_task_is_not_overwritten():
+    with pytest.raises(ConfigError, match="figures are called 'loss'|names of ddl's own: loss"):
+        trainer_of(OfAllOutputs(checked, ["loss"]))
+    metrics = [OfAllOutputs(checked, ["rows"]), OfAllOutputs(checked, ["rows"])]
+    with pytest.raises(ConfigError, match="Two figures are called 'rows'"):
+        trainer_of(metrics)

@@ -1,19 +1,16 @@
-"""Checks before training: workers whose data differ, and settings that are fixed."""
+"""The check before training that all workers read the same data."""
 
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 
 import ddl
 from ddl.data import BatchPipeline
-from ddl.errors import ConfigError, DataError
-from ddl.training import checks
-from tests.conftest import make_strategy
+from ddl.errors import DataError
+from ddl.training.checks import check_same_data
 
 
 def written(folder):
@@ -50,32 +47,25 @@ class Worker:
         return found
 
 
-@pytest.fixture
-def difference(monkeypatch):
+def difference(here, there):
     """Checks data on two workers; returns the error, which both raise, or None."""
-    monkeypatch.setattr(checks, "Workers", lambda strategy: strategy)
+    pipelines = [BatchPipeline(ddl.data.as_source(data), 4) for data in (here, there)]
+    texts, both = [None, None], threading.Barrier(2)
 
-    def checked(here, there):
-        pipelines = [BatchPipeline(ddl.data.as_source(data), 4) for data in (here, there)]
-        texts, both = [None, None], threading.Barrier(2)
+    def on_worker(index):
+        try:
+            check_same_data(Worker(index, texts, both), {"training data": pipelines[index]})
+        except DataError as error:
+            return str(error)
+        return None
 
-        def on_worker(index):
-            try:
-                data = pipelines[index]
-                checks.check_same_data(Worker(index, texts, both), {"": data}, data)
-            except DataError as error:
-                return str(error)
-            return None
-
-        with ThreadPoolExecutor(2) as threads:
-            one, two = threads.map(on_worker, range(2))
-        assert one == two
-        return one
-
-    return checked
+    with ThreadPoolExecutor(2) as threads:
+        one, two = threads.map(on_worker, range(2))
+    assert one == two
+    return one
 
 
-def test_a_file_that_is_missing_is_found_whatever_its_folder(difference, tmp_path):
+def test_a_file_that_is_missing_is_found_whatever_its_folder(tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     read = lambda paths: ddl.data.tf_records(paths, decode=decode)  # noqa: E731
@@ -88,38 +78,14 @@ def test_a_file_that_is_missing_is_found_whatever_its_folder(difference, tmp_pat
     assert "the examples of the training data are 6 on worker 0 and 4 on worker 1" in text
 
 
-def test_arrays_that_differ(difference):
+def test_arrays_that_differ():
     assert difference({"x": np.arange(6)}, {"x": np.arange(6)}) is None
     other = {"x": np.array([0, 1, 2, 3, 5, 4])}
     assert "the 'x' of the training data are digest" in difference({"x": np.arange(6)}, other)
 
 
-def test_floats_that_differ_are_warned_of(difference, caplog):
+def test_floats_that_differ_are_warned_of(caplog):
     """Machines may round a preprocessing differently."""
     rows = np.arange(6.0)
     assert difference({"x": rows, "y": np.arange(6)}, {"x": rows + 1e-9, "y": np.arange(6)}) is None
     assert "the floats 'x' of the training data are" in caplog.text
-
-
-DATA = {"image": np.ones((8, 3), "f4"), "label": np.arange(8) % 2}
-
-
-@pytest.fixture
-def trainer():
-    with make_strategy("one_device", 1).scope():
-        layers = [keras.layers.Dense(4, name="hidden"), keras.layers.Dense(2, name="logits")]
-        task = ddl.Classification(keras.Sequential([keras.Input((3,)), *layers]))
-        return ddl.Trainer(task, keras.optimizers.SGD(0.1), DATA, global_batch_size=4)
-
-
-def test_the_trained_variables_are_fixed(trainer):
-    def freeze(step):
-        trainer.model.get_layer("hidden").trainable = False
-
-    with pytest.raises(ConfigError, match="trainable of layer 'hidden' has no effect: it was True"):
-        trainer.train(4, [freeze])
-    trainer.model.get_layer("hidden").trainable = True
-    trainer.train(1)
-    trainer.model.add(keras.layers.Dense(2, name="more"))
-    with pytest.raises(ConfigError, match=r"list of trainable variables of task\.model"):
-        trainer.train(1)

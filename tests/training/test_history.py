@@ -1,13 +1,9 @@
 """The figures that a trainer keeps."""
 
-import math
-
 import keras
 import numpy as np
-import pytest
 
 import ddl
-from ddl.errors import ConfigError
 from ddl.training.history import History
 from ddl.training.runner import Periodic
 from tests.conftest import make_strategy
@@ -27,13 +23,9 @@ def made_history():
     return history
 
 
-def test_figures_of_a_split():
-    figures = made_history().figures()
-    np.testing.assert_array_equal(figures["step"], [10, 20])
-    np.testing.assert_array_equal(figures["loss"], [2.0, 1.0])
-    np.testing.assert_array_equal(figures["learning_rate"], [0.1, math.nan])
-    with pytest.raises(ConfigError, match="split must be"):
-        made_history().figures("test")
+def test_figures_of_one_step_and_split_are_one_row():
+    first = {"step": 10, "epoch": 1.0, "split": "train"}
+    assert made_history()[0] == {**first, "loss": 2.0, "accuracy": 0.25, "learning_rate": 0.1}
 
 
 def test_rows_after_a_step_are_dropped():
@@ -63,5 +55,5 @@ def test_what_a_trainer_reads_is_in_its_history(tmp_path):
     assert list(trainer.history) == rows
     state = trainer.state
     trainer.train(2)
-    trainer.restore(state)
+    trainer.state = state
     assert list(trainer.history) == rows

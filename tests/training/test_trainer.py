@@ -4,8 +4,6 @@ The optimizer is SGD, because Adam hides a wrong scale of the gradient. Nearly a
 into tracing, so a test asserts several things of one traced trainer.
 """
 
-import functools
-
 import keras
 import numpy as np
 import tensorflow as tf
@@ -15,7 +13,6 @@ from ddl.precision import set_precision
 from ddl.training.pace import Pace
 from tests.conftest import make_strategy
 from tests.training.overflowing import Overflowing
-from tests.training.rewinding import Start
 
 _RANDOM = np.random.default_rng(0)
 LABELS = _RANDOM.integers(0, 2, 130)
@@ -47,19 +44,6 @@ def weights_and_slots(trainer) -> list[np.ndarray]:
     return [v.numpy() for v in [*variables, *trainer.optimizer.variables]]
 
 
-@functools.cache
-def _start_on_two_replicas() -> Start:
-    return Start(make_trainer(make_strategy("mirrored", 2)))
-
-
-def on_two_replicas(steps_per_loop=None) -> ddl.Trainer:
-    """Returns a trainer at its start. All callers share the trainer, which is traced once."""
-    set_precision("float64")
-    trainer = _start_on_two_replicas().again()
-    trainer._runner._pace = Pace(steps_per_loop)
-    return trainer
-
-
 def test_one_trace_serves_all_loops():
     """All operations of a loop are in one graph: Python runs only while the graph is traced."""
     traced = []
@@ -83,19 +67,21 @@ def test_one_trace_serves_all_loops():
 
 
 def test_neither_the_length_of_the_loops_nor_an_evaluation_changes_a_bit():
-    trainer = on_two_replicas(steps_per_loop=20)
-    metrics, values = trainer.train(20), weights_and_slots(trainer)
-    for steps_per_loop in (1, 7, None):
-        trainer = on_two_replicas(steps_per_loop)
-        assert trainer.train(20) == metrics
-        for value, expected in zip(weights_and_slots(trainer), values, strict=True):
+    """One trainer is set back to its start each time: a second one would be traced again."""
+    trainer, ends = make_trainer(make_strategy("mirrored", 2)), []
+    variables = [v.value for v in [*trainer.model.variables, *trainer.optimizer.variables]]
+    start, state = [v.numpy() for v in variables], trainer.state
+    for steps_per_loop, calls in ((20, [20]), (1, [20]), (7, [20]), (None, [20]), (None, [7, 13])):
+        for variable, value in zip(variables, start, strict=True):
+            variable.assign(value)
+        trainer.state, trainer._runner._pace = state, Pace(steps_per_loop)
+        for steps in calls:
+            trainer.train(steps)
+            trainer.evaluate()
+        ends.append(weights_and_slots(trainer))
+    for values in ends:
+        for value, expected in zip(values, ends[0], strict=True):
             np.testing.assert_array_equal(value, expected)
-    trainer = on_two_replicas()
-    trainer.train(7)
-    trainer.evaluate()
-    trainer.train(13)
-    for value, expected in zip(weights_and_slots(trainer), values, strict=True):
-        np.testing.assert_array_equal(value, expected)
 
 
 def overflowing_trainer(strategy, schedule, batch_normalization=True, **arguments):
@@ -129,50 +115,18 @@ def all_copies(trainer) -> list[list[np.ndarray]]:
     ]
 
 
-class ReducesInTraining(keras.layers.Layer):
-    """Asks for its replica, as a normalization over all replicas does."""
-
-    def call(self, x, training=False):
-        if training:
-            replica = tf.distribute.get_replica_context()
-            x += 0 * replica.all_reduce("SUM", tf.reduce_mean(x))
-        return x
-
-
-class BySplit:
-    """A task whose figures differ between training and evaluation."""
-
-    def __init__(self):
-        layers = [
-            keras.layers.Flatten(),
-            keras.layers.Dense(4),
-            keras.layers.BatchNormalization(),
-            keras.layers.Dropout(0.1),
-            ReducesInTraining(),
-            keras.layers.Dense(2),
-        ]
-        self.model = keras.Sequential([keras.Input((6, 6, 1)), *layers])
-
-    def per_example(self, features, training):
-        logits = self.model(tf.cast(features["image"], tf.float32), training=training)
-        loss = tf.nn.sparse_softmax_cross_entropy_with_logits(features["label"], logits)
-        ones = tf.ones_like(loss)
-        names = {"both": ones}
-        names |= {"noise": 2 * ones, "more": 4 * ones} if training else {"held_out": 3 * ones}
-        return ddl.PerExample(loss, names)
-
-
 def test_each_split_reports_its_own_figures():
-    strategy = make_strategy("mirrored", 2)
-    with strategy.scope():
-        task, optimizer = BySplit(), keras.optimizers.SGD(0.01)
-    trainer = ddl.Trainer(
-        task, optimizer, DATA, eval_data=DATA, global_batch_size=32, strategy=strategy
-    )
+    class BySplit(ddl.Classification):
+        def per_example(self, features, training):
+            loss = super().per_example(features, training).loss
+            ones = tf.ones_like(loss)
+            other = {"noise": 2 * ones, "more": 4 * ones} if training else {"held_out": 3 * ones}
+            return ddl.PerExample(loss, {"both": ones, **other})
+
+    trainer = make_trainer(make_strategy("mirrored", 2), task=BySplit)
     assert trainer.metric_names == ("loss", "both", "noise", "more")
     assert trainer.eval_metric_names == ("loss", "both", "held_out")
     trained, evaluated = trainer.train(3), trainer.evaluate()
     assert np.isfinite([trained.pop("loss"), evaluated.pop("loss")]).all()
     assert trained == {"both": 1, "noise": 2, "more": 4}
     assert evaluated == {"both": 1, "held_out": 3}
-    assert trainer.trace_count == 1
