@@ -5,7 +5,7 @@ import math
 import os
 import weakref
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -44,7 +44,6 @@ class Checkpoints:
         damaged one was skipped.
       before_write: Called by the writer thread before it writes. If it raises a
         ModelDirectoryError, the checkpoint counts as not written.
-      callbacks: Objects of the run whose variables are saved too.
     """
 
     folder: str | os.PathLike[str]
@@ -52,12 +51,10 @@ class Checkpoints:
     retention: Retention = dataclasses.field(default_factory=Retention)
     report: Callable[[str], None] = logging.warning
     before_write: Callable[[], None] = lambda: None
-    callbacks: Sequence[object] = ()
 
     def __post_init__(self) -> None:
         self._directory = directory.CheckpointDirectory(self.folder)
-        self._values = contents.values_of(self.trainer, self.callbacks)
-        self._snapshots = contents.Snapshots(self.trainer.strategy)
+        self._values = contents.values_of(self.trainer)
         self._workers = Workers(self.trainer.strategy)
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         # The result is the error message, or "". An exception would keep the tensors alive.
@@ -68,10 +65,6 @@ class Checkpoints:
         """Waits for a write in progress, then returns the checkpoints on disk, sorted by step."""
         self.wait()
         return self._directory.saved()
-
-    def best(self) -> SavedCheckpoint | None:
-        """Returns the best checkpoint by the retention's metric; None if none was evaluated."""
-        return self.retention.best(self.saved())
 
     def would_be_best(self, metrics: Mapping[str, float]) -> bool:
         """Returns whether a checkpoint with these metrics would be the best so far.
@@ -95,9 +88,9 @@ class Checkpoints:
         is known to be in use.
 
         Raises:
-          ConfigError: If a variable in use, or of a callback, is in no checkpoint.
+          ConfigError: If a variable in use is in no checkpoint.
         """
-        contents.check_covers(self._values, self.trainer.variables_in_use, self.callbacks)
+        contents.check_covers(self._values, self.trainer.variables_in_use)
 
     def save(self, metrics: Mapping[str, float] | None = None, scheduled: bool = True) -> bool:
         """Takes a snapshot of the trainer, which a thread writes while training continues.
@@ -127,13 +120,12 @@ class Checkpoints:
         check_same_on_replicas(trainer.task, trainer.strategy)
         self.check()
         values = self._values_now()
-        tensors = self._snapshots.take(values, self._workers.is_chief)
+        tensors = contents.snapshot(values, trainer.strategy, self._workers.is_chief)
         if self._workers.is_chief:
             metadata = directory.Metadata(
                 metrics={k: float(v) for k, v in (metrics or {}).items() if math.isfinite(v)},
                 values={value.key: value.entry for value in values},
                 position=_position_of(trainer),
-                seconds=trainer.pace.total_seconds,
                 scheduled=scheduled,
             )
             self._writing = self._writer.submit(self._write, trainer.step, tensors, metadata)
@@ -202,7 +194,6 @@ class Checkpoints:
             newer than the restored one, since training continues differently from there.
           keeps: Whether to keep a trainer as it is that saved or restored this checkpoint last and
             made no update since. It keeps the values assigned since then, such as a learning rate.
-            The callbacks may be new and are restored.
 
         Returns:
           The restored checkpoint; None if there is none.
@@ -212,15 +203,15 @@ class Checkpoints:
             trainer, or another worker finds another one.
           ConfigError: Within the trainer's `evaluation_weights`.
         """
-        return self._restore(lambda: self._newest(scheduled), keeps)
-
-    def restore_best(self) -> SavedCheckpoint | None:
-        """Restores the trainer from the best checkpoint by the retention's metric.
-
-        Training can continue from there. Returns, raises and is called as `restore_latest`; None if
-        no checkpoint was evaluated.
-        """
-        return self._restore(lambda: (best := self.best()) and self._readable(best.step))
+        if (saved := self._agreed(lambda: self._newest(scheduled))) is None:
+            return None
+        keeps = keeps and self._is_at(saved)
+        with self._workers.failing_together():
+            if not keeps:
+                self._assign(saved, ("",), _position_differs(saved, self.trainer))
+        _HELD[self.trainer] = saved.text
+        self._held_step, self._writing = saved.step, _NOTHING
+        return saved
 
     def restore_model(self, checkpoint: str | int = "latest") -> SavedCheckpoint:
         """Restores weights, averages, step and data position, for evaluation or export.
@@ -250,7 +241,7 @@ class Checkpoints:
 
     def _find(self, checkpoint: str | int) -> SavedCheckpoint:
         """Returns the requested checkpoint."""
-        steps = [each.step for each in self.saved()]
+        saved = self.saved()
         if checkpoint == "best" and self.retention.best_metric is None:
             raise ConfigError(
                 "--checkpoint=best requires Retention.best_metric, got None. Set it in the config."
@@ -258,13 +249,14 @@ class Checkpoints:
         if checkpoint == "latest":
             found = self._directory.newest(self.report)
         else:
-            best = self.best() if checkpoint == "best" else None
-            step = best.step if best else checkpoint
-            found = self._readable(int(step)) if step in steps else None
+            best = self.retention.best(saved) if checkpoint == "best" else None
+            found = best or next((each for each in saved if each.step == checkpoint), None)
+            found = found and self._readable(found.step)
         if found is None:
+            steps = contents.some([str(each.step) for each in saved]) or "none"
             raise ModelDirectoryError(
                 f"There is no checkpoint {checkpoint} in {self.folder}. Pass another --model_dir, "
-                f"or one of the steps that it has: {contents.some([*map(str, steps)]) or 'none'}."
+                f"or one of the steps that it has: {steps}."
             )
         return found
 
@@ -304,23 +296,6 @@ class Checkpoints:
                 f"Step {step:,} in {self.folder} of worker {worker} has another digest than the "
                 "chief's. Give all workers one --model_dir on a file system that they share."
             )
-        return saved
-
-    def _restore(
-        self, find: Callable[[], SavedCheckpoint | None], keeps: bool = False
-    ) -> SavedCheckpoint | None:
-        """Restores the checkpoint that `find` returns on the chief, to train from there."""
-        if (saved := self._agreed(find)) is None:
-            return None
-        keeps = keeps and self._is_at(saved)
-        with self._workers.failing_together():
-            of_data = _position_differs(saved, self.trainer)
-            self._assign(saved, ("callbacks/",) if keeps else ("",), of_data)
-        if not keeps:
-            _HELD[self.trainer] = saved.text
-        pace = self.trainer.pace
-        pace.total_seconds = max(pace.total_seconds, saved.metadata.seconds)
-        self._held_step, self._writing = saved.step, _NOTHING
         return saved
 
     def _is_at(self, saved: SavedCheckpoint) -> bool:

@@ -23,7 +23,7 @@ from absl import logging
 
 from ddl.checkpoints.contents import Entries, digest_of
 from ddl.choices import check_count
-from ddl.errors import ConfigError, ModelDirectoryError
+from ddl.errors import ModelDirectoryError
 from ddl.figures import Direction, direction_of
 
 Report: TypeAlias = Callable[[str], None]
@@ -41,7 +41,6 @@ class Metadata:
       metrics: Metrics of the evaluation at this step, if any, that are finite.
       values: Path, shape and dtype of each value, by its key in TensorFlow's file.
       position: Numbers on which the position in the data depends, by what they are.
-      seconds: Seconds that the run had spent on updates.
       scheduled: Whether the run plan saves at this step; False for a save on a signal.
       sha256: Digest of keys and bytes of weights, slots, statistics and averages, which equal runs
         share. `CheckpointDirectory.write` fills it in.
@@ -50,7 +49,6 @@ class Metadata:
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     values: Entries = dataclasses.field(default_factory=dict)
     position: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
-    seconds: float = 0.0
     scheduled: bool = True
     sha256: str = ""
 
@@ -93,8 +91,7 @@ class Retention:
         metric requires it.
 
     Raises:
-      ConfigError: If a number is below 1, or `best_mode` is missing, unknown, or given without a
-        `best_metric`.
+      ConfigError: If a number is below 1, or `best_mode` is missing or unknown.
     """
 
     last: int = 3
@@ -107,11 +104,6 @@ class Retention:
         check_count("Retention.every", 1 if self.every is None else self.every)
         if self.best_metric is not None:
             direction_of(self.best_metric, self.best_mode, "Retention.best_mode")
-        elif self.best_mode is not None:
-            raise ConfigError(
-                f"Retention.best_mode is {self.best_mode!r}, but Retention.best_metric is None. "
-                "Set best_metric, or leave best_mode out."
-            )
 
     def best(self, saved: Sequence[SavedCheckpoint]) -> SavedCheckpoint | None:
         """Returns the best checkpoint, the earliest among equals; None if none was evaluated."""

@@ -28,10 +28,10 @@ from ddl.training.trainer import Trainer
 # makes it another run.
 _OWNERS = {"RunPlan", "Retention", "WarmStart", "Predictions", "Remat", "MLflow"}
 _OWNERS |= {"WeightsAndBiases", "Every", "AfterEvaluation", "AfterSave", "EarlyStopping"}
+_OWNERS |= {"steps_per_epoch"}  # which follows from what the checkpoint compares
+_PLAN = ("TRAIN_STEPS/", "EVAL_EVERY/", "CHECKPOINT_EVERY/", "LOG_EVERY/")  # scopes of macros
 _PARAMETERS = {"data_dir", "files", "folder", "path", "paths", "pattern", "remat"}  # of the data
 _MICROBATCHES = "Trainer.accumulation_steps"
-# These follow from data and batch size, which are compared with the checkpoint's metadata.
-_FOLLOWS = {"epochs_to_steps.steps_per_epoch", "warmup_steps.steps_per_epoch"}
 
 
 def check_same_on_all(workers: Workers, flags: Mapping[str, object]) -> None:
@@ -117,8 +117,8 @@ def _refuse(directory: RunDirectory, lines: Sequence[str]) -> None:
 def _may_change(name: str) -> bool:
     item, _, parameter = name.rpartition(".")
     owner = re.split("[/.]", item)[-1]
-    is_length = name.startswith("TRAIN_STEPS/") or name in _FOLLOWS
-    return owner in _OWNERS or parameter in _PARAMETERS or is_length or name == _MICROBATCHES
+    is_owned = owner in _OWNERS or parameter in _PARAMETERS
+    return is_owned or name.startswith(_PLAN) or name == _MICROBATCHES
 
 
 def _differences(

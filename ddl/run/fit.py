@@ -63,8 +63,9 @@ def fit(
         only. Without evaluation data the run does not evaluate.
       checkpoint_every: Updates between checkpoints, "epoch", or None: at the end only.
       log_every: Updates between training lines, or "epoch".
-      restore_best: Whether the trainer has the best checkpoint's weights and step after the run.
-        The best is that of `retention.best_metric`, or else of an `EarlyStopping`.
+      restore_best: Whether the trainer has the best checkpoint's weights and step after the run. To
+        train further, call `fit` again. The best is that of `retention.best_metric`, or else of an
+        `EarlyStopping`.
       retention: Which checkpoints to keep; None keeps the last three, and the best if
         `restore_best` or an `EarlyStopping` is given.
       on_divergence: See `ddl.run.plan.RunPlan`.
@@ -149,10 +150,9 @@ def fit(
 
 def _restore_best(files: Files, trainer: Trainer, console: RunConsole) -> None:
     """Restores the best checkpoint; the history stays whole."""
-    rows = list(trainer.history)
-    if (best := files.checkpoints.restore_best()) is not None:
-        trainer.history.extend(row for row in rows if row["step"] > best.step)
-        console.line(f"The trainer has the best checkpoint's weights, of step {best.step:,}.")
+    rows, best = list(trainer.history), files.checkpoints.restore_model("best")
+    trainer.history.extend(row for row in rows if row["step"] > best.step)
+    console.line(f"The trainer has the best checkpoint's weights, of step {best.step:,}.")
 
 
 def _with_best(run_plan: RunPlan, restore_best: bool) -> Retention:

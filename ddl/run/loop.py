@@ -53,7 +53,7 @@ class Run:
         self.stop = StopSignals(trainer.request_stop, may_end=not is_interactive())
         self._workers = Workers(trainer.strategy)
         self._checkpoints = None if self.files is None else self.files.checkpoints
-        self._total = self.plan.total_steps(trainer.steps_per_epoch)
+        self._total = self.plan.total_steps(trainer)
         check_profile(self.profile, self._total)
         self._profile = Profile(self.files, self.profile, trainer, self.console.line)
         self._writers: list[Writer] = []
@@ -279,7 +279,7 @@ class Run:
         moment = callbacks.Moment(trainer, trainer.step, epoch, is_chief, dict(figures), checkpoint)
         events = self.files.events if self.files is not None and is_chief else None
         with (
-            callbacks.checked_changes(callback, moment, self.plan.holders),
+            callbacks.checked_changes(callback, moment),
             nullcontext() if events is None else events.summaries(split, moment.step),
         ):
             values = callback(moment)

@@ -83,7 +83,7 @@ def run(
     exported_models(trainer)
     trains = mode in ("train", "train_and_eval")
     evaluates = mode != "train" and trainer.has_eval_data
-    total = run_plan.total_steps(trainer.steps_per_epoch)
+    total = run_plan.total_steps(trainer)
     dropped = config.check_all_used(allow_unused)
     if trains:
         run_plan.check(trainer)
