@@ -92,7 +92,7 @@ class Checkpoints:
         """
         contents.check_covers(self._values, self.trainer.variables_in_use)
 
-    def save(self, metrics: Mapping[str, float] | None = None, scheduled: bool = True) -> bool:
+    def save(self, metrics: Mapping[str, float] | None = None) -> bool:
         """Takes a snapshot of the trainer, which a thread writes while training continues.
 
         Waits for the previous write. Does nothing if this step was the last one saved or restored,
@@ -101,8 +101,6 @@ class Checkpoints:
 
         Args:
           metrics: Metrics of an evaluation at this step.
-          scheduled: Whether the run plan saves at this step. A rewind skips the other checkpoints,
-            so a signal does not change the step that a diverged run rewinds to.
 
         Returns:
           Whether it took a snapshot.
@@ -126,7 +124,6 @@ class Checkpoints:
                 metrics={k: float(v) for k, v in (metrics or {}).items() if math.isfinite(v)},
                 values={value.key: value.entry for value in values},
                 position=_position_of(trainer),
-                scheduled=scheduled,
             )
             self._writing = self._writer.submit(self._write, trainer.step, tensors, metadata)
         self._held_step = trainer.step
@@ -181,17 +178,13 @@ class Checkpoints:
         state = self.trainer.state._asdict().items()
         return self._values + [contents.Value(f"state/{k}", k, v, None) for k, v in state]
 
-    def restore_latest(
-        self, scheduled: bool = False, keeps: bool = False
-    ) -> SavedCheckpoint | None:
+    def restore_latest(self, keeps: bool = False) -> SavedCheckpoint | None:
         """Restores the trainer from the newest readable checkpoint, to resume training.
 
         Gives newer, damaged checkpoints the ending `.damaged` and reports them. Eager,
         cross-replica context, on all workers.
 
         Args:
-          scheduled: For a rewind: skip checkpoints saved on a signal, and remove all checkpoints
-            newer than the restored one, since training continues differently from there.
           keeps: Whether to keep a trainer as it is that saved or restored this checkpoint last and
             made no update since. It keeps the values assigned since then, such as a learning rate.
 
@@ -203,7 +196,7 @@ class Checkpoints:
             trainer, or another worker finds another one.
           ConfigError: Within the trainer's `evaluation_weights`.
         """
-        if (saved := self._agreed(lambda: self._newest(scheduled))) is None:
+        if (saved := self._agreed(self._newest)) is None:
             return None
         keeps = keeps and self._is_at(saved)
         with self._workers.failing_together():
@@ -260,13 +253,11 @@ class Checkpoints:
             )
         return found
 
-    def _newest(self, scheduled: bool = False) -> SavedCheckpoint | None:
+    def _newest(self) -> SavedCheckpoint | None:
         """Finds the newest readable checkpoint, and cleans up after a kill."""
-        saved = self._directory.newest(self.report, scheduled, moves=True)
+        saved = self._directory.newest(self.report, moves=True)
         self._directory.clear_partial()
         self._tidy()
-        if saved is not None and scheduled:
-            self._directory.remove(x for x in self._directory.saved() if x.step > saved.step)
         return saved
 
     def _readable(self, step: int) -> SavedCheckpoint:

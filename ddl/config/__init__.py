@@ -114,9 +114,7 @@ def build(name: str, *args: Any, **kwargs: Any) -> Any:
     return calling(lambda: gin.get_configurable(name)(*args, **kwargs), name, _loaded.bindings)
 
 
-def build_bound(
-    name: str, parameter: str, convert: Callable[[Any], Any] = lambda value: value
-) -> Any:
+def build_bound(name: str, parameter: str, convert: Callable[[Any], Any] | None = None) -> Any:
     """Builds the value bound for one parameter once, ahead of the call that takes it.
 
     A later `build(name)` or `build_bound` reuses this value.
@@ -124,7 +122,7 @@ def build_bound(
     Args:
       name: Name of the registered item, without a scope.
       parameter: The parameter of the item.
-      convert: Makes of the value what the item gets; not called for None.
+      convert: Makes of the value what the item gets, unless it is None.
 
     Returns:
       The value; None if nothing is bound.
@@ -183,11 +181,6 @@ def places_mentioned(message: str) -> list[str]:
     sources = [statements.source(one, _loaded.bindings) for one in hits]
     own = [x for x in sources if not usage.is_allowed(x) and place(x.location) not in message]
     return list(dict.fromkeys(map(registry.line_of, own)))[:4]
-
-
-def imported_modules() -> list[str]:
-    """Returns the modules that the config imports."""
-    return list(_loaded.modules)
 
 
 def config_text() -> str:

@@ -176,14 +176,14 @@ class _Fixed:
         return repr(self._bound)
 
 
-def build_bound(name: str, parameter: str, convert: Callable[[Any], Any]) -> Any:
+def build_bound(name: str, parameter: str, convert: Callable[[Any], Any] | None) -> Any:
     """Builds the value bound for a parameter outside of scopes, for reuse by later calls."""
     bound = gin_config._CONFIG.get(("", full_name(name)), {})
     if parameter in bound and not isinstance(value := bound[parameter], _Fixed):
         what = f"{name}.{parameter} is needed to compute itself. Write a number instead."
         bound[parameter] = _Fixed(ConfigError(what), value)
         built = copy.deepcopy(value)
-        bound[parameter] = _Fixed(None if built is None else convert(built), value)
+        bound[parameter] = _Fixed(convert(built) if convert and built is not None else built, value)
     return copy.deepcopy(bound.get(parameter))
 
 

@@ -64,9 +64,8 @@ def check_same_on_all(workers: Workers, flags: Mapping[str, object]) -> None:
 
 
 def _versions() -> list[str]:
-    """Returns library versions, and digests of the code of ddl and of the config's packages."""
-    packages = {"ddl"} | {name.partition(".")[0] for name in config.imported_modules()}
-    digests = {name: hashlib.sha256() for name in packages | user_packages()}
+    """Returns library versions, and digests of the code of ddl and of the config's items."""
+    digests = {name: hashlib.sha256() for name in {"ddl"} | user_packages()}
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if name.partition(".")[0] in digests and file and Path(file).is_file():

@@ -67,8 +67,8 @@ class RunDirectory:
 
     def macros(self) -> dict[str, Any]:
         """Returns the macros of the saved config by name; {} for a run without a config."""
-        values = {x.removesuffix(_MACRO): v for x, v in read_values(self.saved_config() or "").items()}
-        return {name: value for name, (_, value) in values.items() if name.isupper()}
+        values = read_values(self.saved_config() or "").items()
+        return {n.removesuffix(_MACRO): value for n, (_, value) in values if n.endswith(_MACRO)}
 
     def open(self) -> None:
         """Creates the directory and locks it.

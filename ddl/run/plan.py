@@ -8,7 +8,7 @@ import dataclasses
 import re
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -21,11 +21,11 @@ from ddl.data.conversion import sources_by_name
 from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.communication import Communication
 from ddl.distribution.workers import Workers
-from ddl.errors import ConfigError, check_choice
+from ddl.errors import ConfigError
 from ddl.optimizers.schedules import total_steps
 from ddl.run.callbacks import AfterEvaluation, Callback, EarlyStopping, checked_callbacks
 from ddl.run.directory import RunDirectory
-from ddl.run.trackers import checked_trackers
+from ddl.run.trackers import Tracker
 from ddl.run.writers import JsonLinesWriter, TensorBoardWriter
 from ddl.training.checks import sizes_by_source
 from ddl.training.trainer import Trainer
@@ -44,10 +44,6 @@ class RunPlan:
       checkpoint_every: Period of checkpoints; None saves at the end only.
       log_every: Period of training lines in metrics.jsonl.
       retention: Which checkpoints to keep.
-      on_divergence: `stop` ends the run with exit status 76. `rewind` restores the last scheduled
-        checkpoint and skips the batches up to and including the one that diverged, as in
-        Chowdhery et al. 2022, "PaLM: Scaling Language Modeling with Pathways", section 5.1.
-      max_rewinds: Maximum number of rewinds in a run.
       warm_start: Source of a new run's initial weights; None keeps the initializers'. A resumed
         run ignores it.
       callbacks: Functions to call between loops, after evaluations and after saves, and an
@@ -55,9 +51,9 @@ class RunPlan:
       trackers: Services that get the figures of the run, such as `@MLflow()`.
 
     Raises:
-      ConfigError: If a value is not positive, `callbacks` or `trackers` hold something else,
-        not exactly one length is given, `on_divergence` is unknown, or `retention.every` is not a
-        multiple of `checkpoint_every`.
+      ConfigError: If a value is not positive, `callbacks` hold something else,
+        not exactly one length is given, or `retention.every` is not a multiple of
+        `checkpoint_every`.
     """
 
     train_steps: int | None = None
@@ -66,20 +62,16 @@ class RunPlan:
     checkpoint_every: int | None = None
     log_every: int = 100
     retention: Retention = dataclasses.field(default_factory=Retention)
-    on_divergence: Literal["stop", "rewind"] = "stop"
-    max_rewinds: int = 3
     warm_start: WarmStart | None = None
     callbacks: Sequence[Callback | EarlyStopping] = ()
-    trackers: Sequence[Any] = ()
+    trackers: Sequence[Tracker] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "callbacks", checked_callbacks(self.callbacks))
-        object.__setattr__(self, "trackers", checked_trackers(self.trackers))
         total_steps(self.train_steps, self.train_epochs, steps_per_epoch=1)  # checks the length
-        for name in ("eval_every", "checkpoint_every", "log_every", "max_rewinds"):
-            if getattr(self, name) is not None or name in ("log_every", "max_rewinds"):
+        for name in ("eval_every", "checkpoint_every", "log_every"):
+            if getattr(self, name) is not None or name == "log_every":
                 check_count(f"RunPlan.{name}", getattr(self, name))
-        check_choice("RunPlan.on_divergence", self.on_divergence, ("stop", "rewind"))
         every, saved_every = self.retention.every, self.checkpoint_every
         if every is not None and (saved_every is None or every % saved_every):
             what = f"Retention.every must be a multiple of CHECKPOINT_EVERY = {saved_every}"

@@ -56,7 +56,7 @@ def run(
       follow_timeout: With mode `eval`, seconds to wait for each next checkpoint; None evaluates
         one checkpoint.
       profile: The step to begin a profile after, and its last step.
-      predictions: With mode `predict`, the file to write: .jsonl, .npz or .parquet.
+      predictions: With mode `predict`, the file to write: .jsonl or .npz.
 
     Raises:
       ConfigError: If the config, a flag or the mode is invalid, or workers differ in them.

@@ -4,7 +4,6 @@ import pytest
 from rich.console import Console
 
 from ddl.run.writers import RunConsole
-from ddl.training.progress import format_figures
 
 
 def plain() -> tuple[RunConsole, io.StringIO]:
@@ -62,8 +61,3 @@ def test_names_are_neither_markup_nor_control_sequences(terminal):
     assert text.getvalue().count(r"[/bold]:smile:\x1b[2J\x9b\u202e") >= (3 if terminal else 2)
     for control in ("\x1b[2J", "\x9b", "\u202e"):
         assert control not in text.getvalue()
-
-
-def test_figures():
-    figures = {"learning_rate": 1e-5, "loss_scale": 32768.0, "loss": 0.03125}
-    assert format_figures(figures) == "loss 0.03125 · learning rate 1e-05 · loss scale 32,768"
