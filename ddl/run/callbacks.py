@@ -237,7 +237,7 @@ def checked_callbacks(callbacks: Any) -> tuple[Callback | EarlyStopping, ...]:
     """Returns callbacks as a tuple.
 
     Raises:
-      ConfigError: If it holds something else, such as a function, or two `EarlyStopping`.
+      ConfigError: If it holds something else, such as a function.
     """
     given = tuple(callbacks) if isinstance(callbacks, list | tuple) else (callbacks,)
     other = next((one for one in given if not isinstance(one, Callback | EarlyStopping)), None)
@@ -246,6 +246,4 @@ def checked_callbacks(callbacks: Any) -> tuple[Callback | EarlyStopping, ...]:
             "callbacks must be a list of Every, AfterEvaluation, AfterSave or EarlyStopping, got "
             f"{other or callbacks!r:.60}. For a function, write [Every(100, function)]."
         )
-    if sum(isinstance(one, EarlyStopping) for one in given) > 1:
-        raise ConfigError("A run has one EarlyStopping, got several among callbacks. Keep one.")
     return given

@@ -32,6 +32,7 @@ _OWNERS |= {"steps_per_epoch"}  # which follows from what the checkpoint compare
 _PLAN = ("TRAIN_STEPS/", "EVAL_EVERY/", "CHECKPOINT_EVERY/", "LOG_EVERY/")  # scopes of macros
 _PARAMETERS = {"data_dir", "files", "folder", "path", "paths", "pattern", "remat"}  # of the data
 _MICROBATCHES = "Trainer.accumulation_steps"
+_UNSET = "not set"
 
 
 def check_same_on_all(workers: Workers, flags: Mapping[str, object]) -> None:
@@ -95,7 +96,9 @@ def compare_with_saved_config(
     saved = directory.saved_config() or ""
     with naming(str(directory.operative_config)):
         changes = _differences(read_values(saved), read_values(config.operative_config_text()))
-    _refuse(directory, [change for name, change in changes.items() if not _may_change(name)])
+    lines = [change for name, change in changes.items() if not _may_change(name)]
+    # What an item that took another's place has, or lacks, follows from a line about both.
+    _refuse(directory, [line for line in lines if _UNSET not in line] or lines)
     if _MICROBATCHES in changes and trainer.normalizes:
         report(
             f"{changes[_MICROBATCHES]}. This model computes statistics or draws random numbers per "
@@ -129,8 +132,7 @@ def _differences(
       saved: The bindings of the run so far: the values as written and with macros expanded.
       given: The bindings now.
     """
-    unset = ("not set", "not set")
-    found = {}
+    found, unset = {}, (_UNSET, _UNSET)
     for name in {**saved, **given}:
         (raw, before), (other, after) = saved.get(name, unset), given.get(name, unset)
         if before != after and not name.endswith("/gin.macro.value"):

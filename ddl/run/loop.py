@@ -291,10 +291,11 @@ class Run:
 
     def _reason_to_end(self) -> str:
         """Returns why the run ends early, on all workers as on the chief; "" if it does not."""
-        for rule in self.plan.of(callbacks.EarlyStopping):
-            reason = rule.reason_to_end(self.trainer.history, self.plan.eval_every or 1)
-            return (reason or rule.metric) if self._workers.broadcast(bool(reason)) else ""
-        return ""
+        history, every = self.trainer.history, self.plan.eval_every or 1
+        rules = self.plan.of(callbacks.EarlyStopping)
+        reason = "; ".join(filter(None, (rule.reason_to_end(history, every) for rule in rules)))
+        ends = bool(rules) and self._workers.broadcast(bool(reason))
+        return (reason or "as on the chief") if ends else ""
 
     def _stop_as_asked(self, step: int) -> NoReturn:
         """Saves and raises TrainingInterrupted, after `Trainer.train` returned early on request."""

@@ -74,7 +74,6 @@ def test_times_have_a_page_of_their_own(run):
         ([Every(1, lambda moment: moment.trainer.train(1))], "Trainer.train was called by"),
         ([AfterSave(lambda moment: {"other": 1.0})], "got figures of an AfterSave"),
         ([lambda moment: None], r"must be a list of Every.*\[Every\(100, function\)\]"),
-        ([EarlyStopping(), EarlyStopping()], "one EarlyStopping"),
     ],
 )
 def test_mistakes_of_callbacks_are_named(callbacks, message, tmp_path):
