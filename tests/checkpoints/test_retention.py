@@ -39,17 +39,6 @@ def test_the_best_stays():
     assert Retention().best(there) is None
 
 
-def test_the_earliest_of_equals_is_the_best_and_nothing_improves_on_itself():
-    there = saved(1, 2, s1=0.9, s2=0.9)
-    retention = Retention(best_metric="accuracy")
-    assert retention.best(there).step == 1
-    assert not retention.improves({"accuracy": 0.9}, there)
-    assert retention.improves({"accuracy": 0.91}, there)
-    assert retention.improves({"accuracy": 0.1}, [])
-    assert not retention.improves({"accuracy": float("nan")}, [])
-    assert not retention.improves({"loss": 0.1}, there)
-
-
 def test_a_mode_needs_a_metric():
     with pytest.raises(ConfigError, match="of 'loss' must be 'min', got 'max'"):
         Retention(best_metric="loss", best_mode="max")

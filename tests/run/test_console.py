@@ -36,16 +36,6 @@ def test_a_bar_on_a_terminal():
     assert "eval · loss 0.125" in text.getvalue()
 
 
-@pytest.mark.parametrize("terminal", [False, True])
-def test_a_terminal_gets_lines_that_are_wrapped_between_words(terminal):
-    text = io.StringIO()
-    console = Console(file=text, soft_wrap=True, force_terminal=terminal, width=40)
-    RunConsole(console).line("step 100 · train · loss 0.5 · learning rate 0.05")
-    wrapped = text.getvalue().replace(" \n", "\n")
-    rate = "learning\nrate 0.05" if terminal else "learning rate 0.05"
-    assert wrapped == f"step 100 · train · loss 0.5 · {rate}\n"
-
-
 HOSTILE = "[/bold]:smile:\x1b[2J\x9b\u202e"
 
 
