@@ -47,14 +47,13 @@ GRADIENT_NORM = "gradient_norm"
 LOSS_WEIGHT = "loss_weight"
 LOSS_SCALE = "loss_scale"
 SKIPPED_UPDATES = "skipped_updates"
-REWINDS = "rewinds"
 EXAMPLES_PER_SECOND = "examples_per_second"
 INPUT_SHARE = "input_share"
 GPU_UTILIZATION = "gpu_utilization"
 
 RESERVED = (
     *("loss", "step", "epoch", "split", LEARNING_RATE, GRADIENT_NORM, EXAMPLES_PER_SECOND),
-    *(LOSS_SCALE, SKIPPED_UPDATES, REWINDS),
+    *(LOSS_SCALE, SKIPPED_UPDATES),
 )
 """Keys of metrics.jsonl that ddl writes itself; a task's metric cannot have these names."""
 

@@ -15,7 +15,7 @@ from ddl.data.conversion import sources_by_name
 from ddl.data.source import Source
 from ddl.data.stream import Stream
 from ddl.errors import ConfigError
-from ddl.run.plan import resolve_lengths, withhold_lengths
+from ddl.run.plan import training_data
 from ddl.training.trainer import Trainer
 
 
@@ -51,11 +51,10 @@ class TrainerOfConfig:
             )
         if config.get_macro("SEED") is None:
             config.set_macro("SEED", SEED)
-        withhold_lengths()
         config.build("set_numerics")
-        resolve_lengths()
+        data = {"train_data": training_data()}
         batch = config.build_bound("Trainer", "global_batch_size")
-        data = {name: config.build_bound("Trainer", name) for name in ("train_data", "eval_data")}
+        data["eval_data"] = config.build_bound("Trainer", "eval_data")
         short = {name: _cut(one, batch) for name, one in data.items() if one is not None and batch}
         return config.build("Trainer", strategy=strategy, **short)
 

@@ -5,7 +5,7 @@ import math
 import os
 import weakref
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -44,7 +44,6 @@ class Checkpoints:
         damaged one was skipped.
       before_write: Called by the writer thread before it writes. If it raises a
         ModelDirectoryError, the checkpoint counts as not written.
-      callbacks: Objects of the run whose variables are saved too.
     """
 
     folder: str | os.PathLike[str]
@@ -52,12 +51,10 @@ class Checkpoints:
     retention: Retention = dataclasses.field(default_factory=Retention)
     report: Callable[[str], None] = logging.warning
     before_write: Callable[[], None] = lambda: None
-    callbacks: Sequence[object] = ()
 
     def __post_init__(self) -> None:
         self._directory = directory.CheckpointDirectory(self.folder)
-        self._values = contents.values_of(self.trainer, self.callbacks)
-        self._snapshots = contents.Snapshots(self.trainer.strategy)
+        self._values = contents.values_of(self.trainer)
         self._workers = Workers(self.trainer.strategy)
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         # The result is the error message, or "". An exception would keep the tensors alive.
@@ -68,10 +65,6 @@ class Checkpoints:
         """Waits for a write in progress, then returns the checkpoints on disk, sorted by step."""
         self.wait()
         return self._directory.saved()
-
-    def best(self) -> SavedCheckpoint | None:
-        """Returns the best checkpoint by the retention's metric; None if none was evaluated."""
-        return self.retention.best(self.saved())
 
     def would_be_best(self, metrics: Mapping[str, float]) -> bool:
         """Returns whether a checkpoint with these metrics would be the best so far.
@@ -95,11 +88,11 @@ class Checkpoints:
         is known to be in use.
 
         Raises:
-          ConfigError: If a variable in use, or of a callback, is in no checkpoint.
+          ConfigError: If a variable in use is in no checkpoint.
         """
-        contents.check_covers(self._values, self.trainer.variables_in_use, self.callbacks)
+        contents.check_covers(self._values, self.trainer.variables_in_use)
 
-    def save(self, metrics: Mapping[str, float] | None = None, scheduled: bool = True) -> bool:
+    def save(self, metrics: Mapping[str, float] | None = None) -> bool:
         """Takes a snapshot of the trainer, which a thread writes while training continues.
 
         Waits for the previous write. Does nothing if this step was the last one saved or restored,
@@ -108,8 +101,6 @@ class Checkpoints:
 
         Args:
           metrics: Metrics of an evaluation at this step.
-          scheduled: Whether the run plan saves at this step. A rewind skips the other checkpoints,
-            so a signal does not change the step that a diverged run rewinds to.
 
         Returns:
           Whether it took a snapshot.
@@ -127,14 +118,12 @@ class Checkpoints:
         check_same_on_replicas(trainer.task, trainer.strategy)
         self.check()
         values = self._values_now()
-        tensors = self._snapshots.take(values, self._workers.is_chief)
+        tensors = contents.snapshot(values, trainer.strategy, self._workers.is_chief)
         if self._workers.is_chief:
             metadata = directory.Metadata(
                 metrics={k: float(v) for k, v in (metrics or {}).items() if math.isfinite(v)},
                 values={value.key: value.entry for value in values},
                 position=_position_of(trainer),
-                seconds=trainer.pace.total_seconds,
-                scheduled=scheduled,
             )
             self._writing = self._writer.submit(self._write, trainer.step, tensors, metadata)
         self._held_step = trainer.step
@@ -189,20 +178,15 @@ class Checkpoints:
         state = self.trainer.state._asdict().items()
         return self._values + [contents.Value(f"state/{k}", k, v, None) for k, v in state]
 
-    def restore_latest(
-        self, scheduled: bool = False, keeps: bool = False
-    ) -> SavedCheckpoint | None:
+    def restore_latest(self, keeps: bool = False) -> SavedCheckpoint | None:
         """Restores the trainer from the newest readable checkpoint, to resume training.
 
         Gives newer, damaged checkpoints the ending `.damaged` and reports them. Eager,
         cross-replica context, on all workers.
 
         Args:
-          scheduled: For a rewind: skip checkpoints saved on a signal, and remove all checkpoints
-            newer than the restored one, since training continues differently from there.
           keeps: Whether to keep a trainer as it is that saved or restored this checkpoint last and
             made no update since. It keeps the values assigned since then, such as a learning rate.
-            The callbacks may be new and are restored.
 
         Returns:
           The restored checkpoint; None if there is none.
@@ -212,15 +196,15 @@ class Checkpoints:
             trainer, or another worker finds another one.
           ConfigError: Within the trainer's `evaluation_weights`.
         """
-        return self._restore(lambda: self._newest(scheduled), keeps)
-
-    def restore_best(self) -> SavedCheckpoint | None:
-        """Restores the trainer from the best checkpoint by the retention's metric.
-
-        Training can continue from there. Returns, raises and is called as `restore_latest`; None if
-        no checkpoint was evaluated.
-        """
-        return self._restore(lambda: (best := self.best()) and self._readable(best.step))
+        if (saved := self._agreed(self._newest)) is None:
+            return None
+        keeps = keeps and self._is_at(saved)
+        with self._workers.failing_together():
+            if not keeps:
+                self._assign(saved, ("",), _position_differs(saved, self.trainer))
+        _HELD[self.trainer] = saved.text
+        self._held_step, self._writing = saved.step, _NOTHING
+        return saved
 
     def restore_model(self, checkpoint: str | int = "latest") -> SavedCheckpoint:
         """Restores weights, averages, step and data position, for evaluation or export.
@@ -250,7 +234,7 @@ class Checkpoints:
 
     def _find(self, checkpoint: str | int) -> SavedCheckpoint:
         """Returns the requested checkpoint."""
-        steps = [each.step for each in self.saved()]
+        saved = self.saved()
         if checkpoint == "best" and self.retention.best_metric is None:
             raise ConfigError(
                 "--checkpoint=best requires Retention.best_metric, got None. Set it in the config."
@@ -258,23 +242,22 @@ class Checkpoints:
         if checkpoint == "latest":
             found = self._directory.newest(self.report)
         else:
-            best = self.best() if checkpoint == "best" else None
-            step = best.step if best else checkpoint
-            found = self._readable(int(step)) if step in steps else None
+            best = self.retention.best(saved) if checkpoint == "best" else None
+            found = best or next((each for each in saved if each.step == checkpoint), None)
+            found = found and self._readable(found.step)
         if found is None:
+            steps = contents.some([str(each.step) for each in saved]) or "none"
             raise ModelDirectoryError(
                 f"There is no checkpoint {checkpoint} in {self.folder}. Pass another --model_dir, "
-                f"or one of the steps that it has: {contents.some([*map(str, steps)]) or 'none'}."
+                f"or one of the steps that it has: {steps}."
             )
         return found
 
-    def _newest(self, scheduled: bool = False) -> SavedCheckpoint | None:
+    def _newest(self) -> SavedCheckpoint | None:
         """Finds the newest readable checkpoint, and cleans up after a kill."""
-        saved = self._directory.newest(self.report, scheduled, moves=True)
+        saved = self._directory.newest(self.report, moves=True)
         self._directory.clear_partial()
         self._tidy()
-        if saved is not None and scheduled:
-            self._directory.remove(x for x in self._directory.saved() if x.step > saved.step)
         return saved
 
     def _readable(self, step: int) -> SavedCheckpoint:
@@ -303,23 +286,6 @@ class Checkpoints:
                 f"Step {step:,} in {self.folder} of worker {worker} has another digest than the "
                 "chief's. Give all workers one --model_dir on a file system that they share."
             )
-        return saved
-
-    def _restore(
-        self, find: Callable[[], SavedCheckpoint | None], keeps: bool = False
-    ) -> SavedCheckpoint | None:
-        """Restores the checkpoint that `find` returns on the chief, to train from there."""
-        if (saved := self._agreed(find)) is None:
-            return None
-        keeps = keeps and self._is_at(saved)
-        with self._workers.failing_together():
-            of_data = _position_differs(saved, self.trainer)
-            self._assign(saved, ("callbacks/",) if keeps else ("",), of_data)
-        if not keeps:
-            _HELD[self.trainer] = saved.text
-        pace = self.trainer.pace
-        pace.total_seconds = max(pace.total_seconds, saved.metadata.seconds)
-        self._held_step, self._writing = saved.step, _NOTHING
         return saved
 
     def _is_at(self, saved: SavedCheckpoint) -> bool:

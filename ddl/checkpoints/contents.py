@@ -13,7 +13,7 @@ import tensorflow as tf
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.optimizers.groups import by_name
-from ddl.step.sharding import copied_share, gathered
+from ddl.step.sharding import copied_share
 from ddl.tasks.parts import attributes_of, copies_of, layers_of, models_of
 from ddl.training.trainer import Trainer
 
@@ -39,7 +39,7 @@ class Value(NamedTuple):
 
     Attributes:
       key: Its name in TensorFlow's file: the part and a number.
-      path: Its path in the model, the optimizer or the callback, for messages and warm starts.
+      path: Its path in the model or the optimizer, for messages and warm starts.
       variable: The variable; a tensor of the training state.
       whole: Shape of the whole slot of which each replica's variable holds a share, if it does.
     """
@@ -56,8 +56,8 @@ class Value(NamedTuple):
         return self.path, list(shape), self.variable.dtype.name
 
 
-def values_of(trainer: Trainer, callbacks: Sequence[object] = ()) -> list[Value]:
-    """Returns the variables of a trainer and of callbacks, in the same order in every process.
+def values_of(trainer: Trainer) -> list[Value]:
+    """Returns the variables of a trainer, in the same order in every process.
 
     The order is that in which Keras tracks variables, and that of attributes, lists and dicts.
     """
@@ -72,9 +72,6 @@ def values_of(trainer: Trainer, callbacks: Sequence[object] = ()) -> list[Value]
         found["model"] += [(f"{before}{p}", v) for p, v in _within(model.variables, "", seen)]
     others = [layers_of(trainer.task), attributes_of(trainer.task)]
     found["task"] = [*_within(others, "", seen)]  # what it holds beside its models
-    found["callbacks"] = []
-    for one in callbacks:
-        found["callbacks"] += _within(attributes_of(one), type(one).__name__, seen)
     slots = {} if trainer.sharding is None else trainer.sharding.slots
     return [
         Value(f"{part}/{number:04}", path, variable, slots.get(id(variable)))
@@ -91,10 +88,6 @@ def _within(item: object, path: str, seen: set[int]) -> Iterator[tuple[str, tf.V
     if isinstance(item, Mapping | list | tuple):
         for key, value in item.items() if isinstance(item, Mapping) else enumerate(item):
             yield from _within(value, f"{path}/{key}", seen)
-    elif isinstance(item, set | frozenset):
-        if any(True for _ in _within([*item], path, set())):
-            what = f"A checkpoint cannot hold the variables of {path}: a set has no order"
-            raise ConfigError(f"{what}. Keep them in a list or a dict.")
     elif isinstance(item, keras.Variable):
         yield from _within(item.value, item.path, seen)
     elif id(item) in seen:
@@ -118,15 +111,12 @@ def _within(item: object, path: str, seen: set[int]) -> Iterator[tuple[str, tf.V
         yield from _within(attributes_of(item), path, seen)
 
 
-def check_covers(
-    values: Iterable[Value], used: Iterable[tf.Variable], callbacks: Sequence[object]
-) -> None:
-    """Checks that a checkpoint holds every variable that training uses or callbacks have.
+def check_covers(values: Iterable[Value], used: Iterable[tf.Variable]) -> None:
+    """Checks that a checkpoint holds every variable that training uses.
 
     Args:
       values: The variables of the checkpoint.
       used: Variables that the training loop reads or writes, including replica-local copies.
-      callbacks: The callbacks, whose variables may have become more.
 
     Raises:
       ConfigError: If a variable is not in the checkpoint.
@@ -137,13 +127,6 @@ def check_covers(
             f"The training step uses the variables {some(lost)}, which no checkpoint would hold. "
             "Keep each one in an attribute of the task or of a layer."
         )
-    for callback in callbacks:
-        found = _within(attributes_of(callback), type(callback).__name__, set())
-        if lost := [path for path, v in found if id(copies_of(v)[0].handle) not in held]:
-            raise ConfigError(
-                f"The callback {type(callback).__name__} made {some(lost)} after the run began, so "
-                "no checkpoint holds it. Make variables, and build models, in its __init__."
-            )
 
 
 def differences(there: Entries, here: Entries) -> str:
@@ -167,12 +150,15 @@ def _text(entry: Entry | None) -> str:
     return "nothing" if entry is None else f"{entry[0]} ({entry[2]} {list(entry[1])})"
 
 
-class Snapshots:
-    """Takes the values of variables, without copying those on the host.
+def snapshot(
+    values: Iterable[Value], strategy: tf.distribute.Strategy, keeps: bool = True
+) -> dict[str, tf.Tensor]:
+    """Returns the values of variables by key, on the host. Eager, cross-replica context.
 
     Reading a host variable gives a tensor that shares its memory; a snapshot takes memory for the
     variables that change while it is held. A variable on a GPU is copied to the host once, from
-    the first replica.
+    the first replica. Slots in shares are gathered one by one, so that only the host holds all of
+    them whole.
 
     Later updates leave a snapshot as it is, by TensorFlow's sources (2.21):
 
@@ -184,57 +170,39 @@ class Snapshots:
       reference to the buffer until it is complete (`GPUUtil::CopyGPUTensorToCPU`).
     - Variables are read one by one: once a sparse update has touched one on a parameter server,
       its server copies it for the read, and must not hold copies of all its variables at once.
-    - `take` returns when all copies are complete, so no later update runs beside them, and the
-      snapshot shares no memory with variables on GPUs. ddl makes no further copy.
+    - The function returns when all copies are complete, so no later update runs beside them, and
+      the snapshot shares no memory with variables on GPUs. ddl makes no further copy.
 
     TensorFlow's own asynchronous checkpoints fail with Keras 3 at the second save, and hold a
     second copy of every variable permanently.
+
+    Args:
+      values: The values.
+      strategy: The strategy of the variables. Call it on all of its workers.
+      keeps: Whether this worker needs the tensors; else it helps to gather and returns none.
     """
+    taken = {}
+    with tf.device("CPU:0"):
+        for value in values:
+            if value.whole is not None:
+                tensor = _gathered(value.variable, value.whole, strategy)
+            elif keeps or getattr(value.variable, "synchronization", None) == _ON_READ:
+                tensor = tf.identity(value.variable)
+            if keeps:
+                taken[value.key] = tensor
+    return taken
 
-    def __init__(self, strategy: tf.distribute.Strategy):
-        """Keeps the strategy of the variables."""
-        self._strategy = strategy
-        self._workers = Workers(strategy)
-        self._gather: dict[str, Any] = {}
 
-    def take(self, values: Iterable[Value], keeps: bool = True) -> dict[str, tf.Tensor]:
-        """Returns the tensors by key, on the host. Eager, cross-replica context, on all workers.
-
-        Slots in shares are gathered one by one, so that only the host holds all of them whole.
-
-        Args:
-          values: The values.
-          keeps: Whether this worker needs the tensors; else it helps to gather and returns none.
-        """
-        taken = {}
-        with tf.device("CPU:0"):
-            for value in values:
-                if value.whole is not None:
-                    tensor = tf.constant(self._gathered(value, value.whole))
-                elif keeps or getattr(value.variable, "synchronization", None) == _ON_READ:
-                    tensor = tf.identity(value.variable)
-                if keeps:
-                    taken[value.key] = tensor
-        return taken
-
-    def _gathered(self, value: Value, whole: tf.TensorShape) -> np.ndarray:
-        """Returns a slot whole, without padding."""
-        variable, results = value.variable, self._strategy.experimental_local_results
-        shape = tf.TensorShape([self._strategy.num_replicas_in_sync * variable.shape[0]])
-
-        def gather() -> tf.Tensor:
-            rows = self._strategy.run(lambda: gathered([variable.read_value()], [shape])[0])
-            return results(rows)[0]
-
-        if self._workers.number == 1:
-            rows = np.concatenate([copy.numpy() for copy in results(variable)])
-        else:
-            if value.key not in self._gather:
-                # Not traced by a call: TensorFlow counts those of all slots together, and warns.
-                function = tf.function(gather, autograph=False)
-                self._gather[value.key] = function.get_concrete_function()
-            rows = self._gather[value.key]().numpy()
-        return rows[: whole.num_elements()].reshape(whole)
+def _gathered(
+    variable: tf.Variable, whole: tf.TensorShape, strategy: tf.distribute.Strategy
+) -> tf.Tensor:
+    """Returns a slot whole, without padding, from the shares of all replicas."""
+    shares = strategy.experimental_local_results(variable)
+    own = strategy.experimental_distribute_values_from_function(
+        lambda context: shares[context.replica_id_in_sync_group % len(shares)].read_value()
+    )
+    rows = strategy.gather(own, axis=0)
+    return tf.reshape(rows[: whole.num_elements()], whole)
 
 
 def assign(
@@ -269,8 +237,8 @@ def assign(
 def digest_of(entries: Entries, read: Callable[[str], np.ndarray]) -> str:
     """Returns the SHA-256 over keys and bytes of weights, slots, statistics and averages.
 
-    State and callbacks, which say where a run stands, do not count, nor do the states of Keras's
-    seed generators: without a seed they differ between equal runs, whose draws do not use them.
+    The state, which says where a run stands, does not count, nor do the states of Keras's seed
+    generators: without a seed they differ between equal runs, whose draws do not use them.
 
     Args:
       entries: The entries of a checkpoint, each of which is read.
@@ -279,7 +247,7 @@ def digest_of(entries: Entries, read: Callable[[str], np.ndarray]) -> str:
     found = hashlib.sha256()
     for key, (path, *_) in entries.items():
         value = read(key)
-        if not (key.startswith(("callbacks/", "state/")) or path.endswith(SEED_STATE)):
+        if not (key.startswith("state/") or path.endswith(SEED_STATE)):
             found.update(key.encode() + b"\0" + _bytes(value))
     return found.hexdigest()
 

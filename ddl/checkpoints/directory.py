@@ -23,7 +23,7 @@ from absl import logging
 
 from ddl.checkpoints.contents import Entries, digest_of
 from ddl.choices import check_count
-from ddl.errors import ConfigError, ModelDirectoryError
+from ddl.errors import ModelDirectoryError
 from ddl.figures import Direction, direction_of
 
 Report: TypeAlias = Callable[[str], None]
@@ -41,8 +41,6 @@ class Metadata:
       metrics: Metrics of the evaluation at this step, if any, that are finite.
       values: Path, shape and dtype of each value, by its key in TensorFlow's file.
       position: Numbers on which the position in the data depends, by what they are.
-      seconds: Seconds that the run had spent on updates.
-      scheduled: Whether the run plan saves at this step; False for a save on a signal.
       sha256: Digest of keys and bytes of weights, slots, statistics and averages, which equal runs
         share. `CheckpointDirectory.write` fills it in.
     """
@@ -50,8 +48,6 @@ class Metadata:
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     values: Entries = dataclasses.field(default_factory=dict)
     position: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
-    seconds: float = 0.0
-    scheduled: bool = True
     sha256: str = ""
 
 
@@ -84,8 +80,7 @@ class Retention:
     file records it.
 
     Attributes:
-      last: How many of the latest checkpoints to keep. A checkpoint saved on a signal does not
-        count; it is kept while it is the newest.
+      last: How many of the latest checkpoints to keep.
       every: Steps; checkpoints at multiples of it are kept for good. None keeps none this way.
       best_metric: Evaluation metric, such as `accuracy`, by which the best checkpoint is kept;
         None keeps none this way. An evaluation better than all before it saves a checkpoint.
@@ -93,8 +88,7 @@ class Retention:
         metric requires it.
 
     Raises:
-      ConfigError: If a number is below 1, or `best_mode` is missing, unknown, or given without a
-        `best_metric`.
+      ConfigError: If a number is below 1, or `best_mode` is missing or unknown.
     """
 
     last: int = 3
@@ -107,11 +101,6 @@ class Retention:
         check_count("Retention.every", 1 if self.every is None else self.every)
         if self.best_metric is not None:
             direction_of(self.best_metric, self.best_mode, "Retention.best_mode")
-        elif self.best_mode is not None:
-            raise ConfigError(
-                f"Retention.best_mode is {self.best_mode!r}, but Retention.best_metric is None. "
-                "Set best_metric, or leave best_mode out."
-            )
 
     def best(self, saved: Sequence[SavedCheckpoint]) -> SavedCheckpoint | None:
         """Returns the best checkpoint, the earliest among equals; None if none was evaluated."""
@@ -125,9 +114,8 @@ class Retention:
 
     def removable(self, saved: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
         """Returns the checkpoints that need not be kept; `saved` is sorted by step."""
-        scheduled = [each for each in saved if each.metadata.scheduled]
-        stays = {each.step for each in (*saved[-1:], *scheduled[-self.last :])}
-        stays |= {each.step for each in scheduled if self.every and each.step % self.every == 0}
+        stays = {each.step for each in saved[-self.last :]}
+        stays |= {each.step for each in saved if self.every and each.step % self.every == 0}
         if best := self.best(saved):
             stays.add(best.step)
         return [each for each in saved if each.step not in stays]
@@ -162,13 +150,12 @@ class CheckpointDirectory:
         return SavedCheckpoint(step, prefix, metadata, text)
 
     def newest(
-        self, report: Report = logging.warning, scheduled: bool = False, moves: bool = False
+        self, report: Report = logging.warning, moves: bool = False
     ) -> SavedCheckpoint | None:
         """Returns the newest readable checkpoint, if any.
 
         Args:
           report: Called with a message for each newer, damaged one.
-          scheduled: Whether to skip checkpoints that were saved on a signal.
           moves: Whether to give the files of damaged ones the ending `.damaged`.
 
         Raises:
@@ -176,8 +163,6 @@ class CheckpointDirectory:
         """
         damaged: dict[SavedCheckpoint, str] = {}
         for saved in reversed(self.saved()):
-            if scheduled and not saved.metadata.scheduled:
-                continue
             if not (damage := self.damage_of(saved)):
                 for each, why in damaged.items():
                     report(f"{each} is damaged: {why}. The checkpoint before it is used.")
@@ -188,7 +173,7 @@ class CheckpointDirectory:
                 return saved
             if "index" not in self._files().get(saved.step, ()):
                 # The run has just removed this checkpoint, and has written newer ones.
-                return self.newest(report, scheduled, moves)
+                return self.newest(report, moves)
             damaged[saved] = damage
         if damaged:
             listing = "\n".join(f"  {saved}: {damage}" for saved, damage in damaged.items())

@@ -2,7 +2,6 @@
 
 import functools
 import os
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -23,9 +22,8 @@ def export_model(model: keras.Model, directory: str | os.PathLike[str]) -> list[
       model: A built model. Layers of ddl, as in `ddl.models.gpt`, need an `import ddl.layers` where
         the .keras file is loaded.
       directory: Folder for `model.keras` and `saved_model/`. An earlier export stays until the new
-        one is complete and on disk. If the process is killed, one of the two remains whole: at
-        `directory`, or, after a kill between two renames, in `<directory>.replaced`, from which
-        the next export moves it back first. Two processes must not export to one folder at once.
+        one is complete and on disk. A kill leaves a folder `<directory>.partial-…`; between two
+        renames it holds both exports. Two processes must not export to one folder at once.
 
     Returns:
       The paths of `model.keras` and `saved_model`.
@@ -35,14 +33,10 @@ def export_model(model: keras.Model, directory: str | os.PathLike[str]) -> list[
       ModelDirectoryError: If the export cannot be written, or `directory` is a file.
     """
     place = Path(os.path.realpath(directory))  # keep a link, and replace its target
-    replaced = place.with_name(f"{place.name}.replaced")
     try:
         if place.is_file():
             raise NotADirectoryError(f"{place} is a file, not a directory")
         place.parent.mkdir(parents=True, exist_ok=True)
-        if replaced.exists() and not place.exists():
-            os.rename(replaced, place)
-        shutil.rmtree(replaced, ignore_errors=True)
         prefix = f"{place.name}.partial-"
         with tempfile.TemporaryDirectory(dir=place.parent, prefix=prefix) as folder:
             partial = Path(folder, place.name)
@@ -53,10 +47,9 @@ def export_model(model: keras.Model, directory: str | os.PathLike[str]) -> list[
                 for name in (*files, "."):
                     sync(Path(each, name))
             if place.exists():
-                os.rename(place, replaced)
+                os.rename(place, Path(folder, "replaced"))
             os.rename(partial, place)
         sync(place.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
     except NotImplementedError as error:
         raise ConfigError(
             "The export needs the constructor arguments of each class of the model, which its "

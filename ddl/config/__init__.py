@@ -7,7 +7,7 @@ fault, its location and the remedy. There is one config per process, since gin h
 
 import pprint
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gin
@@ -15,7 +15,6 @@ import gin
 from ddl.config import registry, statements, types, usage
 from ddl.config.registry import calling
 from ddl.config.statements import MACRO, Binding, Import, Key, Reader, Texts, place
-from ddl.errors import ConfigError
 
 
 class _Loaded(NamedTuple):
@@ -74,7 +73,7 @@ def load(
 
 
 def get_macro(name: str) -> Any:
-    """Returns a macro's value; None if it is not defined, or withheld. It then counts as used.
+    """Returns a macro's value; None if it is not defined. It then counts as used.
 
     Args:
       name: The macro.
@@ -98,17 +97,6 @@ def set_macro(name: str, value: Any) -> None:
     get_macro(name)  # marks it as used
 
 
-def withhold_macro(name: str, message: str) -> None:
-    """Makes reading a macro in the config raise ConfigError until `set_macro` sets it.
-
-    Args:
-      name: The macro; ignored if the config does not define it.
-      message: Message of the ConfigError.
-    """
-    if _loaded.bindings.pop((name, MACRO, "value"), None):
-        gin.bind_parameter((name, MACRO, "value"), registry.Fixed(ConfigError(message)))
-
-
 def build(name: str, *args: Any, **kwargs: Any) -> Any:
     """Calls a registered item with the arguments bound in the config.
 
@@ -126,14 +114,15 @@ def build(name: str, *args: Any, **kwargs: Any) -> Any:
     return calling(lambda: gin.get_configurable(name)(*args, **kwargs), name, _loaded.bindings)
 
 
-def build_bound(name: str, parameter: str) -> Any:
-    """Builds the value bound for one parameter ahead of the call that takes it.
+def build_bound(name: str, parameter: str, convert: Callable[[Any], Any] | None = None) -> Any:
+    """Builds the value bound for one parameter once, ahead of the call that takes it.
 
-    A later `build(name)` reuses this value. The program can derive macros from it (`set_macro`).
+    A later `build(name)` or `build_bound` reuses this value.
 
     Args:
       name: Name of the registered item, without a scope.
       parameter: The parameter of the item.
+      convert: Makes of the value what the item gets, unless it is None.
 
     Returns:
       The value; None if nothing is bound.
@@ -142,7 +131,13 @@ def build_bound(name: str, parameter: str) -> Any:
       ConfigError: If a value is missing or rejected, as in `build`.
     """
     built = f"{name}.{parameter}"
-    return calling(lambda: registry.build_bound(name, parameter), built, _loaded.bindings)
+    return calling(lambda: registry.build_bound(name, parameter, convert), built, _loaded.bindings)
+
+
+def values_taken(name: str, parameter: str) -> list[Any]:
+    """Returns the values of a parameter that the calls so far of a registered item have taken."""
+    taken = registry.operative_values().items()
+    return [value for (_, *key), value in taken if key == [registry.full_name(name), parameter]]
 
 
 def check_all_used(allowed_unused: Texts = ()) -> list[str]:
@@ -186,11 +181,6 @@ def places_mentioned(message: str) -> list[str]:
     sources = [statements.source(one, _loaded.bindings) for one in hits]
     own = [x for x in sources if not usage.is_allowed(x) and place(x.location) not in message]
     return list(dict.fromkeys(map(registry.line_of, own)))[:4]
-
-
-def imported_modules() -> list[str]:
-    """Returns the modules that the config imports."""
-    return list(_loaded.modules)
 
 
 def config_text() -> str:

@@ -26,9 +26,9 @@ _KERAS = "optimizers optimizers.schedules losses initializers regularizers const
 _OTHERS = (
     "ddl:AfterEvaluation AfterSave EarlyStopping Every",
     "ddl:ExponentialMovingAverage LossScale LossWeight Remat Retention Trainer WarmStart",
-    "ddl.optimizers.schedules:epochs_to_steps steps_after_warmup warmup_steps",
+    "ddl.optimizers.schedules:epochs_to_steps steps_after_warmup total_steps warmup_steps",
     "ddl.precision:set_numerics",
-    "ddl.run.plan:RunPlan",
+    "ddl.run.plan:RunPlan steps_per_epoch",
     "ddl.run.predicting:Predictions",
     "ddl.run.trackers:MLflow WeightsAndBiases",
     "ddl.training.checks:global_batch_size",
@@ -158,13 +158,13 @@ def operative_values() -> dict[Key, Any]:
     return {(*call, name): value for call, taken in calls for name, value in taken.items()}
 
 
-class Fixed:
+class _Fixed:
     """A bound value that every call gets as it is: gin deep-copies a bound value for each call.
 
     A ConfigError is raised instead. The repr is that of the bound value, for the saved texts.
     """
 
-    def __init__(self, product: Any, bound: Any = None):
+    def __init__(self, product: Any, bound: Any):
         self._product, self._bound = product, bound
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -176,11 +176,14 @@ class Fixed:
         return repr(self._bound)
 
 
-def build_bound(name: str, parameter: str) -> Any:
+def build_bound(name: str, parameter: str, convert: Callable[[Any], Any] | None) -> Any:
     """Builds the value bound for a parameter outside of scopes, for reuse by later calls."""
     bound = gin_config._CONFIG.get(("", full_name(name)), {})
-    if parameter in bound and not isinstance(bound[parameter], Fixed):
-        bound[parameter] = Fixed(copy.deepcopy(bound[parameter]), bound[parameter])
+    if parameter in bound and not isinstance(value := bound[parameter], _Fixed):
+        what = f"{name}.{parameter} is needed to compute itself. Write a number instead."
+        bound[parameter] = _Fixed(ConfigError(what), value)
+        built = copy.deepcopy(value)
+        bound[parameter] = _Fixed(convert(built) if convert and built is not None else built, value)
     return copy.deepcopy(bound.get(parameter))
 
 
@@ -205,9 +208,9 @@ def calling(build: Callable[[], Any], name: str, bindings: Mapping[Key, Binding]
         call = _IN_CALL.search(str(error))
         item, scope = (call[1], call[2] or "") if call else name.rpartition("/")[::-2]
         if isinstance(cause, DdlError):
-            where = f"{item} in scope {scope}" if scope else item
-            whose = "" if where == name else f", for {name}"
-            cause.args = (f"{cause}\n  in call to {where}{whose}",)
+            where = f"{scope}/{item}" if scope else item
+            if where != name and "\n  in call to" not in str(cause):
+                cause.args = (f"{cause}\n  in call to {where}",)
             raise cause.with_traceback(error.__traceback__) from cause.__cause__
         full = [one.selector for one in matches(item)]
         keys = [one for one in bindings if one[1] in full and nearest((scope, *one[1:]), [one])]

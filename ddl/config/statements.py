@@ -29,8 +29,8 @@ Texts = Collection[str]
 MACRO = "gin.macro"
 """The item by which gin stores `NAME = value`, as `NAME/gin.macro.value`."""
 
-SET_LATER = [(name, MACRO, "value") for name in ("SEED", "STEPS_PER_EPOCH", "TOTAL_STEPS")]
-"""Macros that the program reads, or sets before it builds; None means not yet set."""
+SEED = ("SEED", MACRO, "value")
+"""The macro that the program sets before it builds, if its value is None."""
 
 PACKAGE = Path(__file__).resolve().parent.parent
 

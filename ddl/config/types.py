@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import typeguard
 
 from ddl.config import registry, statements
-from ddl.config.statements import SET_LATER, Binding, Bindings, Reference
+from ddl.config.statements import SEED, Binding, Bindings, Reference
 
 
 def misfit(binding: Binding, bindings: Bindings) -> str:
@@ -26,7 +26,7 @@ def misfit(binding: Binding, bindings: Bindings) -> str:
     parameter = _signature(item).parameters.get(binding.arg_name)
     if parameter is None or parameter.annotation is parameter.empty:
         return ""
-    known = {k: one for k, one in bindings.items() if one.value is not None or k not in SET_LATER}
+    known = {k: one for k, one in bindings.items() if one.value is not None or k != SEED}
     value, annotation = statements.expand(binding.value, known), parameter.annotation
     # `x: int = None` is common: a default is valid whatever the annotation says.
     if repr(value) == repr(parameter.default) or fits(value, annotation):

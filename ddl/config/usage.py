@@ -79,7 +79,7 @@ def check_macros(given: Sequence[Binding], files: Texts, allowed: Texts | None) 
       ConfigError: Lists the macros that are not defined, a part of their own value, or unused.
     """
     macros = {one[:3]: one for one in given if one.selector == MACRO}
-    used = [*statements.SET_LATER]
+    used = [statements.SEED]
     problems = []
     for binding in given:
         for macro in [one for one in references(binding.value) if one.selector == MACRO]:

@@ -2,7 +2,7 @@
 
 from ddl.data.combine import concatenate, mix, subset
 from ddl.data.conversion import as_source
-from ddl.data.order import batch_indices, steps_per_epoch
+from ddl.data.order import batch_indices
 from ddl.data.pipeline import BatchPipeline
 from ddl.data.readers.images import image_folder, imagenet, images, keras_dataset
 from ddl.data.readers.packaged import digits, penguins, play, shapes, synthetic
@@ -14,5 +14,5 @@ from ddl.data.stream import Stream, stream
 
 __all__ = ["BatchPipeline", "Source", "Stream", "as_source", "batch_indices", "concatenate", "mix"]
 __all__ += ["array_records", "digits", "image_folder", "imagenet", "images", "keras_dataset"]
-__all__ += ["packed", "penguins", "play", "shapes", "steps_per_epoch", "stream", "subset"]
+__all__ += ["packed", "penguins", "play", "shapes", "stream", "subset"]
 __all__ += ["synthetic", "table", "tf_records", "token_lines", "tokens"]

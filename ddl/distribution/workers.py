@@ -5,8 +5,8 @@ updates, so they must agree here on each loop's length, where a run stops and wh
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import cast
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -109,11 +109,13 @@ class Workers:
         """Sums values [n] over the processes: float64 [n]."""
         if self.number == 1:
             return np.asarray(values, np.float64)
-        total = _summing_of(self._strategy)(tf.constant(values, tf.float64)).numpy()
-        return total / self.replicas_of_each
+        given = tf.constant(values, tf.float64)
+        # Not traced by a call: TensorFlow counts those, and warns.
+        total = _summing_of(self._strategy).get_concrete_function(given)
+        return total(given).numpy() / self.replicas_of_each
 
 
-def _summing_of(strategy: tf.distribute.Strategy) -> Callable[[tf.Tensor], tf.Tensor]:
+def _summing_of(strategy: tf.distribute.Strategy) -> Any:
     """Returns the strategy's one function that sums over all replicas."""
     # The strategy itself holds it. A cache of this module would keep every strategy alive, also a
     # weak one, since the function refers to its strategy. It is traced once per shape, since
@@ -126,4 +128,4 @@ def _summing_of(strategy: tf.distribute.Strategy) -> Callable[[tf.Tensor], tf.Te
             return strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica, axis=None)
 
         setattr(strategy, _SUMMING, total)
-    return cast(Callable[[tf.Tensor], tf.Tensor], getattr(strategy, _SUMMING))
+    return getattr(strategy, _SUMMING)

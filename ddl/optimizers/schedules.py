@@ -1,18 +1,19 @@
 """Learning rate schedules that Keras lacks, in float64, over updates counted from 0.
 
 Schedules take plain numbers of updates. In a config, `epochs_to_steps` and the like compute them
-from the macros STEPS_PER_EPOCH and TOTAL_STEPS, which the run sets once the data are loaded.
+from `@steps_per_epoch()` of the training data and from the length of the run.
 """
 
 import inspect
 import math
-from collections.abc import Sequence
-from typing import Any, Self, overload
+from collections.abc import Callable, Sequence
+from typing import Any, Self, TypeAlias, overload
 
 import keras
 import tensorflow as tf
 from keras.optimizers.schedules import LearningRateSchedule
 
+from ddl.choices import check_count, check_positive
 from ddl.errors import ConfigError
 
 
@@ -174,12 +175,16 @@ def _check_positive(**numbers: float) -> None:
             raise ConfigError(f"{name} must be greater than 0, got {number}.")
 
 
+EpochLength: TypeAlias = int | Callable[[], int] | None
+"""Updates of a pass over the training data; or a function that is called if they are needed."""
+
+
 @overload
-def epochs_to_steps(epochs: float, steps_per_epoch: int | None) -> int: ...
+def epochs_to_steps(epochs: float, steps_per_epoch: EpochLength) -> int: ...
 @overload
-def epochs_to_steps(epochs: Sequence[float], steps_per_epoch: int | None) -> list[int]: ...
+def epochs_to_steps(epochs: Sequence[float], steps_per_epoch: EpochLength) -> list[int]: ...
 def epochs_to_steps(
-    epochs: float | Sequence[float], steps_per_epoch: int | None
+    epochs: float | Sequence[float], steps_per_epoch: EpochLength
 ) -> int | list[int]:
     """Converts epochs, one number or several, to updates; fractions round up to whole batches.
 
@@ -196,15 +201,20 @@ def epochs_to_steps(
       ConfigError: If a number of epochs is negative or infinite, or
         `steps_per_epoch` is missing.
     """
+    if callable(steps_per_epoch):
+        steps_per_epoch = steps_per_epoch()
     if steps_per_epoch is None:
-        raise _missing("epochs_to_steps.steps_per_epoch", "STEPS_PER_EPOCH")
+        raise ConfigError(
+            "steps_per_epoch must be a number of updates, got None. In a config, bind it to "
+            "@steps_per_epoch()."
+        )
     if isinstance(epochs, Sequence):
         return [_steps(one, steps_per_epoch) for one in epochs]
     return _steps(epochs, steps_per_epoch)
 
 
 def warmup_steps(
-    steps: int | None = None, epochs: float | None = None, steps_per_epoch: int | None = None
+    steps: int | None = None, epochs: float | None = None, steps_per_epoch: EpochLength = None
 ) -> int:
     """Returns the length of the warm-up in updates; 0 if no length is given.
 
@@ -226,7 +236,35 @@ def warmup_steps(
     return steps or 0
 
 
-def steps_after_warmup(total_steps: int | None, warmup_steps: int = 0) -> int:
+def total_steps(
+    train_steps: int | None = None,
+    train_epochs: float | None = None,
+    steps_per_epoch: EpochLength = None,
+) -> int:
+    """Returns the length of a run in updates; a fraction of a batch counts as a whole one.
+
+    Args:
+      train_steps: The length in updates.
+      train_epochs: The length in epochs, instead of `train_steps`.
+      steps_per_epoch: Updates per pass over the training data; required with `train_epochs`.
+
+    Raises:
+      ConfigError: If not exactly one length is given, or one is not positive.
+    """
+    if (train_steps is None) == (train_epochs is None):
+        remedy = "Set one of them." if train_steps is None else "Set one of them to None."
+        raise ConfigError(
+            "A run needs a length, either train_steps or train_epochs, got TRAIN_STEPS = "
+            f"{train_steps} and TRAIN_EPOCHS = {train_epochs}. {remedy}"
+        )
+    if train_epochs is not None:
+        check_positive("RunPlan.train_epochs", train_epochs)
+        return epochs_to_steps(train_epochs, steps_per_epoch)
+    check_count("RunPlan.train_steps", train_steps)
+    return int(train_steps or 0)
+
+
+def steps_after_warmup(total_steps: int, warmup_steps: int = 0) -> int:
     """Returns the number of updates between the end of the warm-up and the end of the run.
 
     Args:
@@ -234,23 +272,14 @@ def steps_after_warmup(total_steps: int | None, warmup_steps: int = 0) -> int:
       warmup_steps: Length of the warm-up in updates.
 
     Raises:
-      ConfigError: If no updates are left after the warm-up, or `total_steps` is missing.
+      ConfigError: If no updates are left after the warm-up.
     """
-    if total_steps is None:
-        raise _missing("steps_after_warmup.total_steps", "TOTAL_STEPS")
     if warmup_steps >= total_steps:
         raise ConfigError(
             f"The warm-up must be shorter than the run, but it takes {warmup_steps:,} updates and "
             f"the run has {total_steps:,}. Decrease WARMUP_STEPS or WARMUP_EPOCHS, or train longer."
         )
     return total_steps - warmup_steps
-
-
-def _missing(argument: str, macro: str) -> ConfigError:
-    return ConfigError(
-        f"{argument} must be a number of updates, got None. Bind it to %{macro}, which follows "
-        "from the data, the batch size and the length of the run, or to a number."
-    )
 
 
 def _steps(epochs: float, steps_per_epoch: int) -> int:

@@ -1,16 +1,16 @@
 """Functions of the user's that a run calls between its loops, and the early end of a run."""
 
 import dataclasses
-import inspect
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
+import tensorflow as tf
 
 from ddl.checkpoints.contents import checksums, some, values_of
 from ddl.choices import check_count
@@ -60,13 +60,13 @@ class Callback:
         """Checks the function.
 
         Args:
-          function: A function of one argument, a `Moment`. An object may be one, by `__call__`;
-            then checkpoints hold the `tf.Variable`s in its attributes. All workers of a cluster
-            call it and must make the same changes; for work that one process does, such as a
-            message, check `moment.is_chief`.
+          function: A function of one argument, a `Moment`. An object may be one, by `__call__`.
+            Checkpoints hold none of its attributes: keep a state in a `tf.Variable` of the task.
+            All workers of a cluster call it and must make the same changes; for work that one
+            process does, such as a message, check `moment.is_chief`.
 
         Raises:
-          ConfigError: If the function takes other arguments.
+          ConfigError: If the function takes other arguments, or its object has variables.
         """
         if isinstance(function, type):
             raise ConfigError(
@@ -74,14 +74,13 @@ class Callback:
                 f"{function.__name__}. Pass an object of it; in gin, write @{function.__name__}()."
             )
         check_takes(f"{type(self).__name__}.function", function, ("moment",))
+        own = getattr(getattr(function, "__self__", function), "__dict__", {}).items()
+        if lost := [name for name, value in own if isinstance(value, tf.Variable | keras.Variable)]:
+            raise ConfigError(
+                f"{definition_of(function)} has the variable {lost[0]}, which no checkpoint holds. "
+                "Keep it in an attribute of the task, and reach it by moment.trainer.task."
+            )
         self.function = function
-
-    @property
-    def holder(self) -> Any:
-        """The object whose variables are saved; None for a plain function."""
-        if inspect.ismethod(self.function):
-            return self.function.__self__
-        return None if inspect.isroutine(self.function) else self.function
 
     def __call__(self, moment: Moment) -> dict[str, float]:
         """Calls the function, and returns its figures.
@@ -140,15 +139,13 @@ class AfterEvaluation(Callback):
 class AfterSave(Callback):
     """Calls a function after each save, when the checkpoint's files are on disk.
 
-    The run waits for the files. A function that changes a variable of the trainer or of itself, or
-    returns figures, is an error: the checkpoint would not hold them.
+    The run waits for the files. A function that changes a variable of the trainer, or returns
+    figures, is an error: the checkpoint would not hold them.
     """
 
 
 @contextmanager
-def checked_changes(
-    callback: Callback, moment: Moment, holders: Sequence[object]
-) -> Iterator[None]:
+def checked_changes(callback: Callback, moment: Moment) -> Iterator[None]:
     """Compares what a checkpoint holds before and after the `with` block, which calls a callback.
 
     Eager, cross-replica context, on all workers. Slots in shares are not compared.
@@ -156,7 +153,6 @@ def checked_changes(
     Args:
       callback: The callback.
       moment: Its moment.
-      holders: The objects of all callbacks whose variables checkpoints hold.
 
     Raises:
       ConfigError: On all workers, if an `AfterSave` changed a variable on one, or the changes
@@ -166,11 +162,11 @@ def checked_changes(
     if moment.checkpoint is None and workers.number == 1:
         yield
         return
-    before = checksums(values_of(trainer, holders))
+    values = values_of(trainer)
+    before = checksums(values)
     yield
-    after = checksums(values := values_of(trainer, holders))
-    of_each = zip(values, zip_longest(before, after), strict=False)
-    changes = [(value.path, now) for value, (was, now) in of_each if was != now]
+    of_each = zip(values, before, checksums(values), strict=True)
+    changes = [(value.path, now) for value, was, now in of_each if was != now]
     name = f"The callback {definition_of(callback.function)}"
     changed = some([path for path, _ in changes], 3) or "nothing"
     with workers.failing_together():
@@ -241,7 +237,7 @@ def checked_callbacks(callbacks: Any) -> tuple[Callback | EarlyStopping, ...]:
     """Returns callbacks as a tuple.
 
     Raises:
-      ConfigError: If it holds something else, such as a function, or two `EarlyStopping`.
+      ConfigError: If it holds something else, such as a function.
     """
     given = tuple(callbacks) if isinstance(callbacks, list | tuple) else (callbacks,)
     other = next((one for one in given if not isinstance(one, Callback | EarlyStopping)), None)
@@ -250,6 +246,4 @@ def checked_callbacks(callbacks: Any) -> tuple[Callback | EarlyStopping, ...]:
             "callbacks must be a list of Every, AfterEvaluation, AfterSave or EarlyStopping, got "
             f"{other or callbacks!r:.60}. For a function, write [Every(100, function)]."
         )
-    if sum(isinstance(one, EarlyStopping) for one in given) > 1:
-        raise ConfigError("A run has one EarlyStopping, got several among callbacks. Keep one.")
     return given

@@ -28,10 +28,11 @@ from ddl.training.trainer import Trainer
 # makes it another run.
 _OWNERS = {"RunPlan", "Retention", "WarmStart", "Predictions", "Remat", "MLflow"}
 _OWNERS |= {"WeightsAndBiases", "Every", "AfterEvaluation", "AfterSave", "EarlyStopping"}
+_OWNERS |= {"steps_per_epoch"}  # which follows from what the checkpoint compares
+_PLAN = ("TRAIN_STEPS/", "EVAL_EVERY/", "CHECKPOINT_EVERY/", "LOG_EVERY/")  # scopes of macros
 _PARAMETERS = {"data_dir", "files", "folder", "path", "paths", "pattern", "remat"}  # of the data
 _MICROBATCHES = "Trainer.accumulation_steps"
-# These follow from data and batch size, which are compared with the checkpoint's metadata.
-_FOLLOWS = {"epochs_to_steps.steps_per_epoch", "warmup_steps.steps_per_epoch"}
+_UNSET = "not set"
 
 
 def check_same_on_all(workers: Workers, flags: Mapping[str, object]) -> None:
@@ -64,9 +65,8 @@ def check_same_on_all(workers: Workers, flags: Mapping[str, object]) -> None:
 
 
 def _versions() -> list[str]:
-    """Returns library versions, and digests of the code of ddl and of the config's packages."""
-    packages = {"ddl"} | {name.partition(".")[0] for name in config.imported_modules()}
-    digests = {name: hashlib.sha256() for name in packages | user_packages()}
+    """Returns library versions, and digests of the code of ddl and of the config's items."""
+    digests = {name: hashlib.sha256() for name in {"ddl"} | user_packages()}
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if name.partition(".")[0] in digests and file and Path(file).is_file():
@@ -96,7 +96,9 @@ def compare_with_saved_config(
     saved = directory.saved_config() or ""
     with naming(str(directory.operative_config)):
         changes = _differences(read_values(saved), read_values(config.operative_config_text()))
-    _refuse(directory, [change for name, change in changes.items() if not _may_change(name)])
+    lines = [change for name, change in changes.items() if not _may_change(name)]
+    # What an item that took another's place has, or lacks, follows from a line about both.
+    _refuse(directory, [line for line in lines if _UNSET not in line] or lines)
     if _MICROBATCHES in changes and trainer.normalizes:
         report(
             f"{changes[_MICROBATCHES]}. This model computes statistics or draws random numbers per "
@@ -117,8 +119,8 @@ def _refuse(directory: RunDirectory, lines: Sequence[str]) -> None:
 def _may_change(name: str) -> bool:
     item, _, parameter = name.rpartition(".")
     owner = re.split("[/.]", item)[-1]
-    is_length = name.startswith("TRAIN_STEPS/") or name in _FOLLOWS
-    return owner in _OWNERS or parameter in _PARAMETERS or is_length or name == _MICROBATCHES
+    is_owned = owner in _OWNERS or parameter in _PARAMETERS
+    return is_owned or name.startswith(_PLAN) or name == _MICROBATCHES
 
 
 def _differences(
@@ -130,8 +132,7 @@ def _differences(
       saved: The bindings of the run so far: the values as written and with macros expanded.
       given: The bindings now.
     """
-    unset = ("not set", "not set")
-    found = {}
+    found, unset = {}, (_UNSET, _UNSET)
     for name in {**saved, **given}:
         (raw, before), (other, after) = saved.get(name, unset), given.get(name, unset)
         if before != after and not name.endswith("/gin.macro.value"):

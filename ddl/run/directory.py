@@ -1,16 +1,15 @@
 """The directory of a run: its paths, its lock and its config files."""
 
-import ast
 import fcntl
 import os
-import re
 from pathlib import Path
 from typing import Any
 
 from ddl.checkpoints.directory import naming, write_atomically
+from ddl.config.statements import MACRO, read_values
 from ddl.errors import ModelDirectoryError, NotReady
 
-_MACRO = re.compile(r"^([A-Z][A-Z0-9_]*) = (.+)$", re.MULTILINE)
+_MACRO = f"/{MACRO}.value"  # end of the name of a binding
 
 
 class RunDirectory:
@@ -68,7 +67,8 @@ class RunDirectory:
 
     def macros(self) -> dict[str, Any]:
         """Returns the macros of the saved config by name; {} for a run without a config."""
-        return {name: _literal(text) for name, text in _MACRO.findall(self.saved_config() or "")}
+        values = read_values(self.saved_config() or "").items()
+        return {n.removesuffix(_MACRO): value for n, (_, value) in values if n.endswith(_MACRO)}
 
     def open(self) -> None:
         """Creates the directory and locks it.
@@ -122,11 +122,3 @@ def lock_folder(path: Path, name: str) -> int:
     except OSError:
         pass  # some network file systems have no locks
     return descriptor
-
-
-def _literal(text: str) -> Any:
-    """Returns the value of a literal; any other text as it is."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text

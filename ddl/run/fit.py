@@ -40,8 +40,6 @@ def fit(
     log_every: int | Literal["epoch"] = "epoch",
     restore_best: bool = False,
     retention: Retention | None = None,
-    on_divergence: Literal["stop", "rewind"] = "stop",
-    max_rewinds: int = 3,
     warm_start: WarmStart | None = None,
     callbacks: Sequence[Callback | EarlyStopping] = (),
     trackers: Sequence[Tracker] = (),
@@ -63,12 +61,11 @@ def fit(
         only. Without evaluation data the run does not evaluate.
       checkpoint_every: Updates between checkpoints, "epoch", or None: at the end only.
       log_every: Updates between training lines, or "epoch".
-      restore_best: Whether the trainer has the best checkpoint's weights and step after the run.
-        The best is that of `retention.best_metric`, or else of an `EarlyStopping`.
+      restore_best: Whether the trainer has the best checkpoint's weights and step after the run. To
+        train further, call `fit` again. The best is that of `retention.best_metric`, or else of an
+        `EarlyStopping`.
       retention: Which checkpoints to keep; None keeps the last three, and the best if
         `restore_best` or an `EarlyStopping` is given.
-      on_divergence: See `ddl.run.plan.RunPlan`.
-      max_rewinds: See `RunPlan`.
       warm_start: Source of a new run's initial weights; a resumed run ignores it.
       callbacks: Functions to call every so many steps, after evaluations, or after saves, and an
         `EarlyStopping`. Pass the same ones to resume the run.
@@ -85,7 +82,7 @@ def fit(
       DataError: As `Trainer.train`.
       ModelDirectoryError: If the directory or a checkpoint cannot be used or written, or is not of
         this trainer's run: compared are the plain values of task, optimizer and trainer.
-      TrainingDiverged: If the loss is no longer finite, and the run cannot rewind.
+      TrainingDiverged: If the loss is no longer finite.
       KeyboardInterrupt: On SIGINT, after the update in progress, and after saving.
       TrainingInterrupted: On SIGTERM, as on SIGINT; on a signal to another worker too.
     """
@@ -103,17 +100,14 @@ def fit(
         checkpoint_every=every if checkpoint_every == "epoch" else checkpoint_every,
         log_every=every if log_every == "epoch" else log_every,
         retention=retention or Retention(),
-        on_divergence=on_divergence,
-        max_rewinds=max_rewinds,
         warm_start=warm_start,
         callbacks=callbacks,
         trackers=trackers,
     )
     run_plan = replace(run_plan, retention=_with_best(run_plan, restore_best))
-    needs = profile or restore_best or on_divergence == "rewind" or run_plan.retention.every
-    if model_dir is None and needs:
-        what = "restore_best, profile, on_divergence='rewind' and retention.every"
-        raise ConfigError(f"{what} need a directory: pass model_dir.")
+    if model_dir is None and (profile or restore_best or run_plan.retention.every):
+        what = "restore_best, profile and retention.every need a directory"
+        raise ConfigError(f"{what}: pass model_dir.")
     run_plan.check(trainer)
     workers = Workers(trainer.strategy)
     console = RunConsole(shows=progress and workers.is_chief)
@@ -149,10 +143,9 @@ def fit(
 
 def _restore_best(files: Files, trainer: Trainer, console: RunConsole) -> None:
     """Restores the best checkpoint; the history stays whole."""
-    rows = list(trainer.history)
-    if (best := files.checkpoints.restore_best()) is not None:
-        trainer.history.add(row for row in rows if row["step"] > best.step)
-        console.line(f"The trainer has the best checkpoint's weights, of step {best.step:,}.")
+    rows, best = list(trainer.history), files.checkpoints.restore_model("best")
+    trainer.history.add(row for row in rows if row["step"] > best.step)
+    console.line(f"The trainer has the best checkpoint's weights, of step {best.step:,}.")
 
 
 def _with_best(run_plan: RunPlan, restore_best: bool) -> Retention:

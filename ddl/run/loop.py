@@ -1,4 +1,4 @@
-"""The loop of a run: logs, evaluations, checkpoints, callbacks and rewinds between device loops."""
+"""The loop of a run: logs, evaluations, checkpoints and callbacks between device loops."""
 
 import dataclasses
 import math
@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import tensorflow as tf
 
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, ModelDirectoryError, TrainingDiverged, TrainingInterrupted
-from ddl.figures import EXAMPLES_PER_SECOND, LOSS_SCALE, REWINDS, SKIPPED_UPDATES, is_measured
+from ddl.figures import EXAMPLES_PER_SECOND, LOSS_SCALE, SKIPPED_UPDATES, is_measured
 from ddl.optimizers.loss_weight import loss_weights
 from ddl.run import callbacks
 from ddl.run.plan import Files, RunPlan
@@ -53,14 +54,11 @@ class Run:
         self.stop = StopSignals(trainer.request_stop, may_end=not is_interactive())
         self._workers = Workers(trainer.strategy)
         self._checkpoints = None if self.files is None else self.files.checkpoints
-        self._total = self.plan.total_steps(trainer.steps_per_epoch)
+        self._total = self.plan.total_steps(trainer)
         check_profile(self.profile, self._total)
         self._profile = Profile(self.files, self.profile, trainer, self.console.line)
         self._writers: list[Writer] = []
-        self._forget()
-
-    def _forget(self) -> None:
-        """Forgets the figures of the latest steps, which training has not made or repeats."""
+        # The latest figures, with their step.
         self._evaluated: tuple[int, dict[str, float]] = (-1, {})
         self._logged: tuple[int, dict[str, float]] = (-1, {})
 
@@ -83,8 +81,7 @@ class Run:
         Raises:
           TrainingInterrupted: If a signal asked to stop. The step is saved first, unless a weight,
             a slot, a statistic or an average is not finite.
-          TrainingDiverged: If training diverged and the run cannot rewind: the plan says `stop`,
-            `max_rewinds` is reached, or there is no checkpoint.
+          TrainingDiverged: If training diverged.
           ModelDirectoryError: If the directory cannot be used, settings differ, a checkpoint cannot
             be restored, or the last one cannot be written.
           DdlError: For other errors that the user can fix.
@@ -177,24 +174,14 @@ class Run:
             self._profile.begin,
         ]
         self.console.start(trainer.step, self._total)
-        if plan.on_divergence == "rewind":  # which needs a checkpoint; a resumed run has one
-            self._save(trainer.step)
+        self._profile.begin(trainer.step)
         try:
-            while trainer.step < self._total:
-                self._profile.begin(trainer.step)
-                try:
-                    trainer.train(self._total - trainer.step, actions, progress=False)
-                    if trainer.step == self._total:
-                        break
-                    if reason := self._reason_to_end():
-                        self.console.line(f"The run ends early at step {trainer.step:,}: {reason}.")
-                        self._save(trainer.step)
-                        break
+            trainer.train(self._total - trainer.step, actions, progress=False)
+            if trainer.step < self._total:
+                if not (reason := self._reason_to_end()):
                     self._stop_as_asked(trainer.step)
-                except TrainingDiverged as error:
-                    if plan.on_divergence == "stop":
-                        raise
-                    self._rewind(error)
+                self.console.line(f"The run ends early at step {trainer.step:,}: {reason}.")
+                self._save(trainer.step)
             self._finish()
         finally:
             self._profile.end(trainer.step)
@@ -215,8 +202,6 @@ class Run:
         if trainer.loss_scale is not None:
             figures[LOSS_SCALE] = trainer.loss_scale
             figures[SKIPPED_UPDATES] = trainer.skipped_updates
-        if rewinds := int(trainer.state.rewinds):
-            figures[REWINDS] = rewinds
         speed, waits = trainer.pace.take()
         figures |= self._speed(speed)
         self._logged = (step, figures)
@@ -278,7 +263,7 @@ class Run:
         moment = callbacks.Moment(trainer, trainer.step, epoch, is_chief, dict(figures), checkpoint)
         events = self.files.events if self.files is not None and is_chief else None
         with (
-            callbacks.checked_changes(callback, moment, self.plan.holders),
+            callbacks.checked_changes(callback, moment),
             nullcontext() if events is None else events.summaries(split, moment.step),
         ):
             values = callback(moment)
@@ -292,12 +277,12 @@ class Run:
         if saved is not None and saved.would_be_best(figures):
             self._save(step)
 
-    def _save(self, step: int, scheduled: bool = True) -> None:
+    def _save(self, step: int) -> None:
         self.trainer.check_finite()
         if self._checkpoints is None:
             return
         evaluated_at, figures = self._evaluated
-        saved = self._checkpoints.save(figures if evaluated_at == step else {}, scheduled)
+        saved = self._checkpoints.save(figures if evaluated_at == step else {})
         after = self.plan.of(callbacks.AfterSave)
         if saved and after and (path := self._checkpoints.written()):
             for callback in after:
@@ -305,18 +290,19 @@ class Run:
 
     def _reason_to_end(self) -> str:
         """Returns why the run ends early, on all workers as on the chief; "" if it does not."""
-        for rule in self.plan.of(callbacks.EarlyStopping):
-            reason = rule.reason_to_end(self.trainer.history, self.plan.eval_every or 1)
-            return (reason or rule.metric) if self._workers.broadcast(bool(reason)) else ""
-        return ""
+        history, every = self.trainer.history, self.plan.eval_every or 1
+        rules = self.plan.of(callbacks.EarlyStopping)
+        reason = "; ".join(filter(None, (rule.reason_to_end(history, every) for rule in rules)))
+        ends = bool(rules) and self._workers.broadcast(bool(reason))
+        return (reason or "as on the chief") if ends else ""
 
-    def _stop_as_asked(self, step: int) -> None:
+    def _stop_as_asked(self, step: int) -> NoReturn:
         """Saves and raises TrainingInterrupted, after `Trainer.train` returned early on request."""
         signal = self.stop.received.name if self.stop.received else "request"
         how = "after saving" if self.files is not None else "without a directory to save to"
         try:
-            self._save(step, scheduled=False)
-        except TrainingDiverged as error:  # a resumed run diverges again; the plan decides then
+            self._save(step)
+        except TrainingDiverged as error:  # a resumed run diverges again
             how = f"without saving: {error}"
         self._finish()
         what = f"Training stopped on {signal} at step {step:,} of {self._total:,}, {how}"
@@ -327,32 +313,6 @@ class Run:
         if self._checkpoints is not None:
             with self._workers.failing_together():
                 self._checkpoints.finish()
-
-    def _rewind(self, error: TrainingDiverged) -> None:
-        """Restores the last scheduled checkpoint; skips the batches through the diverging one.
-
-        The rewind is a function of plan and data, unless a checkpoint was damaged or could not be
-        written. A run that is stopped or killed during a rewind repeats it when it resumes.
-        """
-        trainer = self.trainer
-        state, rewinds = trainer.state, int(trainer.state.rewinds)
-        saved, most = self._checkpoints, self.plan.max_rewinds
-        if rewinds >= most or saved is None or saved.restore_latest(scheduled=True) is None:
-            what = f"it made {rewinds} of at most {most} rewinds, or there is no checkpoint"
-            raise TrainingDiverged(f"{error} The run cannot rewind: {what}.") from error
-        first = int(trainer.state.batches)
-        end = int(state.batches) - max(0, int(state.diverged_for) - 1)
-        trainer.state = trainer.state.skipping_to(end, rewinds + 1)
-        if self.files is not None and self._workers.is_chief:
-            self.files.json_lines.drop_after(trainer.step)
-        self._forget()
-        trainer.withdraw_stop()  # of evaluations that are made again
-        if self.stop.received:
-            trainer.request_stop()
-        self.console.line(
-            f"{error}\nThe run rewinds to step {trainer.step:,} and skips the batches {first:,} to "
-            f"{end - 1:,}. This is rewind {rewinds + 1} of {most}."
-        )
 
 
 def warm_start(trainer: Trainer, run_plan: RunPlan, console: RunConsole) -> None:
@@ -369,10 +329,7 @@ def warm_start(trainer: Trainer, run_plan: RunPlan, console: RunConsole) -> None
 
 def check_profile(steps: tuple[int, int] | None, total: int) -> None:
     """Raises ConfigError if the steps to profile are no range of steps of a run; None passes."""
-    if steps is None:
-        return
-    integers = isinstance(steps, tuple | list) and [type(one) for one in steps] == [int, int]
-    if not integers or not 0 <= steps[0] < steps[1] <= total:
+    if steps is not None and not 0 <= steps[0] < steps[1] <= total:
         raise ConfigError(
             "profile must be two steps of the run, the smaller one first, such as (100, 110), got "
             f"{steps!r:.60} for {total:,} steps."

@@ -1,15 +1,14 @@
 """The parts of a run: its plan, its place on devices, its Trainer from the config, its files.
 
-STEPS_PER_EPOCH and TOTAL_STEPS follow from the training data, the batch size and the length of the
-run, which are built first. The plan and the Trainer, which may use these macros, are built
-afterwards. Reading one before it is set is an error: a None would look like a setting left out.
+The training data and the batch size are built first: `@steps_per_epoch()` in a config, which
+periods and schedules may call, follows from them.
 """
 
 import dataclasses
 import re
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -17,16 +16,16 @@ from ddl import config
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.checkpoints.directory import Retention
 from ddl.checkpoints.warm_start import WarmStart
-from ddl.choices import JitCompile, check_count, check_positive
+from ddl.choices import JitCompile, check_count
 from ddl.data.conversion import sources_by_name
 from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.communication import Communication
 from ddl.distribution.workers import Workers
-from ddl.errors import ConfigError, check_choice
-from ddl.optimizers.schedules import epochs_to_steps
+from ddl.errors import ConfigError
+from ddl.optimizers.schedules import total_steps
 from ddl.run.callbacks import AfterEvaluation, Callback, EarlyStopping, checked_callbacks
 from ddl.run.directory import RunDirectory
-from ddl.run.trackers import checked_trackers
+from ddl.run.trackers import Tracker
 from ddl.run.writers import JsonLinesWriter, TensorBoardWriter
 from ddl.training.checks import sizes_by_source
 from ddl.training.trainer import Trainer
@@ -45,10 +44,6 @@ class RunPlan:
       checkpoint_every: Period of checkpoints; None saves at the end only.
       log_every: Period of training lines in metrics.jsonl.
       retention: Which checkpoints to keep.
-      on_divergence: `stop` ends the run with exit status 76. `rewind` restores the last scheduled
-        checkpoint and skips the batches up to and including the one that diverged, as in
-        Chowdhery et al. 2022, "PaLM: Scaling Language Modeling with Pathways", section 5.1.
-      max_rewinds: Maximum number of rewinds in a run.
       warm_start: Source of a new run's initial weights; None keeps the initializers'. A resumed
         run ignores it.
       callbacks: Functions to call between loops, after evaluations and after saves, and an
@@ -56,9 +51,9 @@ class RunPlan:
       trackers: Services that get the figures of the run, such as `@MLflow()`.
 
     Raises:
-      ConfigError: If a value is not positive, `callbacks` or `trackers` hold something else,
-        not exactly one length is given, `on_divergence` is unknown, or `retention.every` is not a
-        multiple of `checkpoint_every`.
+      ConfigError: If a value is not positive, `callbacks` hold something else,
+        not exactly one length is given, or `retention.every` is not a multiple of
+        `checkpoint_every`.
     """
 
     train_steps: int | None = None
@@ -67,26 +62,16 @@ class RunPlan:
     checkpoint_every: int | None = None
     log_every: int = 100
     retention: Retention = dataclasses.field(default_factory=Retention)
-    on_divergence: Literal["stop", "rewind"] = "stop"
-    max_rewinds: int = 3
     warm_start: WarmStart | None = None
     callbacks: Sequence[Callback | EarlyStopping] = ()
-    trackers: Sequence[Any] = ()
+    trackers: Sequence[Tracker] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "callbacks", checked_callbacks(self.callbacks))
-        object.__setattr__(self, "trackers", checked_trackers(self.trackers))
-        if (self.train_steps is None) == (self.train_epochs is None):
-            remedy = "Set one of them." if self.train_steps is None else "Set one of them to None."
-            raise ConfigError(
-                "A run needs a length, either train_steps or train_epochs, got TRAIN_STEPS = "
-                f"{self.train_steps} and TRAIN_EPOCHS = {self.train_epochs}. {remedy}"
-            )
-        for name in ("train_steps", "eval_every", "checkpoint_every", "log_every", "max_rewinds"):
-            if getattr(self, name) is not None or name in ("log_every", "max_rewinds"):
+        total_steps(self.train_steps, self.train_epochs, steps_per_epoch=1)  # checks the length
+        for name in ("eval_every", "checkpoint_every", "log_every"):
+            if getattr(self, name) is not None or name == "log_every":
                 check_count(f"RunPlan.{name}", getattr(self, name))
-        check_positive("RunPlan.train_epochs", self.train_epochs)
-        check_choice("RunPlan.on_divergence", self.on_divergence, ("stop", "rewind"))
         every, saved_every = self.retention.every, self.checkpoint_every
         if every is not None and (saved_every is None or every % saved_every):
             what = f"Retention.every must be a multiple of CHECKPOINT_EVERY = {saved_every}"
@@ -96,26 +81,15 @@ class RunPlan:
         """Returns the callbacks of a kind, such as `Every`."""
         return [one for one in self.callbacks if isinstance(one, kind)]
 
-    @property
-    def holders(self) -> list[object]:
-        """The objects of the callbacks whose variables checkpoints hold, each once."""
-        held = (one.holder for one in self.of(Callback))
-        return list({id(one): one for one in held if one is not None}.values())
-
-    def total_steps(self, steps_per_epoch: int | None) -> int:
+    def total_steps(self, trainer: Trainer) -> int:
         """Returns the length of the run in steps; a fraction of a batch counts as a whole one.
 
         Raises:
-          ConfigError: If it is given in epochs, and the data have no known length.
+          DataError: If it is given in epochs, and the data have no end.
         """
-        if self.train_epochs is None:
-            return int(self.train_steps or 0)
-        if steps_per_epoch is None:
-            raise ConfigError(
-                "TRAIN_EPOCHS needs data of known length. Set TRAIN_STEPS, or pass the number of "
-                "examples: ddl.data.stream(…, length=…)."
-            )
-        return epochs_to_steps(self.train_epochs, steps_per_epoch)
+        if self.train_epochs is not None:
+            trainer.count_examples()
+        return total_steps(self.train_steps, self.train_epochs, trainer.steps_per_epoch)
 
     def check(self, trainer: Trainer) -> None:
         """Checks that the run is possible with the trainer.
@@ -147,55 +121,47 @@ def check_metric(parameter: str, metric: str | None, trainer: Trainer) -> None:
         )
 
 
-LENGTHS = ("STEPS_PER_EPOCH", "TOTAL_STEPS")
+def steps_per_epoch(batches_per_update: int = 1) -> int | None:
+    """Returns the updates of a pass over the first source of the config's training data.
 
+    For configs, such as `EVAL_EVERY = @steps_per_epoch()`. Call it in the strategy's scope.
 
-def withhold_lengths() -> None:
-    """Makes it an error to read a macro that the config leaves open before `resolve_lengths`."""
-    why = (
-        "is used before its value is known: it follows from the training data, the batch size and "
-        "the length of the run. Write a number instead."
-    )
-    for name in LENGTHS:
-        if config.get_macro(name) is None:
-            config.withhold_macro(name, f"%{name} {why}")
-
-
-def resolve_lengths() -> None:
-    """Sets STEPS_PER_EPOCH and TOTAL_STEPS unless given. Call it in the strategy's scope.
+    Args:
+      batches_per_update: Batches of the source that an update reads: those of a step that calls
+        `update.next`.
 
     Raises:
-      ConfigError: If the data, the batch size or the length of the run use them.
+      ConfigError: If the data or the batch size are not bound, or use the result.
+      DataError: If the data have no end.
     """
-    data = config.build_bound("Trainer", "train_data")
-    batch = config.build_bound("Trainer", "global_batch_size")
-    # A step may read several batches in each update; the config then gives the number.
-    steps_per_epoch, total = config.get_macro("STEPS_PER_EPOCH"), None
-    if data is not None and batch is not None:  # else the Trainer reports the missing argument
-        sources = sources_by_name(data)
-        name, first = next(iter(sources.items()))
-        pipeline = BatchPipeline(first, sizes_by_source(batch, [*sources])[name])
-        train_epochs = config.build_bound("RunPlan", "train_epochs")
-        if train_epochs is not None:
-            pipeline.count_examples()
-        steps_per_epoch = steps_per_epoch or pipeline.steps_per_epoch
-        config.set_macro("STEPS_PER_EPOCH", steps_per_epoch)
-        plan = RunPlan(config.build_bound("RunPlan", "train_steps"), train_epochs)
-        total = plan.total_steps(steps_per_epoch)
-    config.set_macro("STEPS_PER_EPOCH", steps_per_epoch)
-    config.set_macro("TOTAL_STEPS", config.get_macro("TOTAL_STEPS") or total)
+    sources = sources_by_name(training_data())
+    size = config.build_bound("Trainer", "global_batch_size")
+    name, first = next(iter(sources.items()))
+    pipeline = BatchPipeline(first, sizes_by_source(size, [*sources])[name])
+    pipeline.batches_per_update = batches_per_update
+    pipeline.count_examples()
+    return pipeline.steps_per_epoch
 
 
-def check_lengths(run_plan: RunPlan, trainer: Trainer) -> None:
-    """Raises ConfigError if the macros are not the lengths of the data and of the run."""
-    steps_per_epoch = trainer.steps_per_epoch
-    total = run_plan.total_steps(steps_per_epoch)
-    for name, value in zip(LENGTHS, (steps_per_epoch, total), strict=True):
-        given = config.get_macro(name)
-        if value is not None and given != value:
+def training_data() -> Any:
+    """Builds the training data of the config once; None if it binds none."""
+    return config.build_bound("Trainer", "train_data", _converted)
+
+
+def _converted(data: Any) -> Any:
+    sources = sources_by_name(data)
+    return sources.get("", sources)
+
+
+def check_lengths(trainer: Trainer) -> None:
+    """Raises ConfigError if `@steps_per_epoch()` counted other batches than the trainer reads."""
+    reads = next(iter(trainer.pipelines.values())).batches_per_update
+    for given in config.values_taken("steps_per_epoch", "batches_per_update"):
+        if given != reads:
             raise ConfigError(
-                f"{name} must be {value}, by data and batches of each update (update.next), got "
-                f"{given}. Add {name} = {value} to the config, or remove the binding."
+                f"steps_per_epoch.batches_per_update must be {reads}, by the batches of each "
+                f"update (update.next), got {given}. Add steps_per_epoch.batches_per_update = "
+                f"{reads} to the config."
             )
 
 
@@ -236,11 +202,11 @@ def build(
     Raises:
       DdlError: For errors that the user can fix, such as a ConfigError or a DataError.
     """
-    withhold_lengths()
     _resolve_seed(directory, workers)
     with placement.strategy.scope():
         config.build("set_numerics")
-        resolve_lengths()
+        training_data()
+        config.build_bound("Trainer", "global_batch_size")
         trainer = config.build("Trainer", **vars(placement))
         # Building the plan would report a mistyped metric as one without a direction.
         metric = config.build_bound("Retention", "best_metric")
@@ -249,7 +215,7 @@ def build(
         config.build_bound("Predictions", "data")
         config.build("Predictions")
         run_plan = config.build("RunPlan")
-        check_lengths(run_plan, trainer)
+        check_lengths(trainer)
         return run_plan, trainer
 
 
@@ -298,6 +264,5 @@ class Files:
             Retention() if run_plan is None else run_plan.retention,
             report,
             before_write=json_lines.sync,
-            callbacks=[] if run_plan is None else run_plan.holders,
         )
         return cls(directory, json_lines, TensorBoardWriter(directory.path, report), checkpoints)

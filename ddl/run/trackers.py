@@ -101,16 +101,6 @@ class TrackerWriter:
         write_atomically(file, run_id + "\n")
 
 
-def checked_trackers(trackers: Any) -> tuple[Tracker, ...]:
-    """Returns trackers as a tuple; raises ConfigError if it holds something else."""
-    given = trackers if isinstance(trackers, list | tuple) else [None]
-    if not all(callable(getattr(one, "begin", None)) for one in given):
-        raise ConfigError(
-            f"trackers must be a list of trackers, got {trackers!r:.60}. In gin, write [@MLflow()]."
-        )
-    return tuple(given)
-
-
 def _check_installed(module: str, name: str) -> None:
     if importlib.util.find_spec(module) is None:
         raise ConfigError(f"{name} needs the package {module}. {installing(module)}")

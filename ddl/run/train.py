@@ -56,7 +56,7 @@ def run(
       follow_timeout: With mode `eval`, seconds to wait for each next checkpoint; None evaluates
         one checkpoint.
       profile: The step to begin a profile after, and its last step.
-      predictions: With mode `predict`, the file to write: .jsonl, .npz or .parquet.
+      predictions: With mode `predict`, the file to write: .jsonl or .npz.
 
     Raises:
       ConfigError: If the config, a flag or the mode is invalid, or workers differ in them.
@@ -83,7 +83,7 @@ def run(
     exported_models(trainer)
     trains = mode in ("train", "train_and_eval")
     evaluates = mode != "train" and trainer.eval_pipeline is not None
-    total = run_plan.total_steps(trainer.steps_per_epoch)
+    total = run_plan.total_steps(trainer)
     dropped = config.check_all_used(allow_unused)
     if trains:
         run_plan.check(trainer)

@@ -32,9 +32,7 @@ class TrainingState(NamedTuple):
       diverged_for: int64 [], batches from the first with a loss that is not finite, inclusive; 0 if
         all losses are finite. With parameter servers a whole loop counts as one. Within a loop
         int64 [n], `batches` after the last update with which each sum was finite.
-      rewinds: int64 [], number of rewinds to a checkpoint after training diverged.
-      batches_left_out: int64 [], batches left out by rewinds, and with parameter servers also those
-        lost with a worker.
+      batches_left_out: int64 [], with parameter servers, batches lost with a worker.
     """
 
     step: tf.Tensor
@@ -45,7 +43,6 @@ class TrainingState(NamedTuple):
     sums: tf.Tensor
     gradient_norms: tf.Tensor
     diverged_for: tf.Tensor
-    rewinds: tf.Tensor
     batches_left_out: tf.Tensor
 
     @classmethod
@@ -60,18 +57,7 @@ class TrainingState(NamedTuple):
         zero = tf.zeros([], tf.int64)
         scale = tf.constant(loss_scale, tf.float32)
         pairs = tf.zeros([2 * optimizers], tf.float64)
-        return cls(zero, zero, zero, scale, zero, sums, pairs, zero, zero, zero)
-
-    def skipping_to(self, position: int, rewinds: int) -> "TrainingState":
-        """Returns the state that resumes at batch number `position`, after `rewinds` rewinds.
-
-        The batches from the state's own position up to `position` count as left out.
-        """
-        return self._replace(
-            batches=tf.constant(position, tf.int64),
-            batches_left_out=self.batches_left_out + position - self.batches,
-            rewinds=tf.constant(rewinds, tf.int64),
-        )
+        return cls(zero, zero, zero, scale, zero, sums, pairs, zero, zero)
 
     def within_loop(self) -> "TrainingState":
         """Returns the state that a loop starts from, with its own form of `diverged_for`."""

@@ -26,8 +26,7 @@ class Pace:
       clock: Returns seconds.
       steps_per_loop: Largest number of steps of the next loop.
       counts: Whether loops count for the speed; not while a profiler slows them down.
-      total_seconds: Seconds spent in loops, tracing included; a resumed run adds to the restored
-        value.
+      total_seconds: Seconds spent in loops, tracing included.
       steps_per_second: Steps per second of the latest timed loop; None before the first.
     """
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from ddl.figures import EXAMPLES_PER_SECOND, LOSS_SCALE, REWINDS, SKIPPED_UPDATES, is_one_of_many
+from ddl.figures import EXAMPLES_PER_SECOND, LOSS_SCALE, SKIPPED_UPDATES, is_one_of_many
 from ddl.output import Dropping, dropping, printable, say
 
 
@@ -166,6 +166,6 @@ def _formatted(name: str, value: float) -> str:
     words = name.replace("_", " ")
     if name == EXAMPLES_PER_SECOND:
         return f"{value:,.0f} examples/s"
-    if name in (LOSS_SCALE, SKIPPED_UPDATES, REWINDS):
+    if name in (LOSS_SCALE, SKIPPED_UPDATES):
         return f"{words} {value:,.0f}"
     return f"{words} {value:.4f}" if name.endswith("accuracy") else f"{words} {value:.4g}"

@@ -33,10 +33,10 @@ def names(folder):
 
 @pytest.mark.parametrize("name", ["a", "lr[0.1]", "a*b", "what?", "back\\slash", "~ ü ' \""])
 def test_what_is_written_is_what_tensorflow_reads(tmp_path, name):
-    directory = write(tmp_path / name, 3, 10, metrics={"accuracy": 0.5}, scheduled=False)
+    directory = write(tmp_path / name, 3, 10, metrics={"accuracy": 0.5})
     first, second = directory.saved()
     assert (first.step, second.step) == (3, 10)
-    assert (first.metadata.metrics, first.metadata.scheduled) == ({"accuracy": 0.5}, False)
+    assert first.metadata.metrics == {"accuracy": 0.5}
     assert directory.damage_of(first) == ""
     if name == "a":
         assert tf.train.latest_checkpoint(str(tmp_path / name)) == second.prefix

@@ -110,19 +110,6 @@ def test_what_does_not_match_is_an_error_and_changes_nothing(there, arguments, m
     assert_equal(values(target), before)
 
 
-def test_a_name_of_two_weights_is_refused(there):
-    class Twins(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.parts = [keras.layers.Dense(4, name="body_1") for _ in range(2)]
-
-    target = Twins()
-    for part in target.parts:
-        part.build((1, 6))
-    with pytest.raises(ConfigError, match="body_1/kernel of this model .* one weight each"):
-        WarmStart(str(there[0])).apply(target)
-
-
 def test_a_checkpoint_that_is_not_there_or_damaged(tmp_path):
     with pytest.raises(ConfigError, match="must be a model directory, .* got .*absent'"):
         WarmStart(str(tmp_path / "absent")).apply(model())

@@ -5,7 +5,7 @@ import os
 import pytest
 from absl import flags
 
-from ddl import check, main, output
+from ddl import main, output
 from ddl.cli.commands import exiting_on_errors, parse
 from ddl.cli.flags import main_flags
 from ddl.errors import ConfigError, TrainingDiverged, WorkerLost
@@ -40,22 +40,15 @@ def test_flags_with_several_values_keep_their_order():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["steps=4"], "'steps=4' is not a flag. Flags begin with --"),
         (["--ginger=1"], "Unknown command line flag 'ginger'"),
         (["--steps_per_loop=3", "--steps_per_loop", "4"], "=4: already defined as 3"),
         (["--gin_allow_unused=3", "--gin_allow_unused=4"], r"=4: already defined as \['3'\]"),
         (["--dry_run", "--nodry_run"], "--dry_run=false: already defined as True"),
-        (["--model_dir="], "--model_dir must be a path, got an empty text"),
     ],
 )
 def test_wrong_arguments(arguments, message):
     with pytest.raises(flags.Error, match=message):
         parsed(*arguments)
-
-
-def test_a_config_is_needed():
-    with pytest.raises(flags.Error, match="--gin_file is required"):
-        parse(main_flags(), ["ddl"], "")
 
 
 def test_help_lists_the_flags_and_no_others(capsys):
@@ -87,19 +80,6 @@ def test_each_error_has_its_status(error, exit_, status, message, capsys):
     assert message in shown
     assert "\x1b" not in shown
     assert ("Traceback" in shown) == (status == 70)
-
-
-def test_a_report_of_a_check_has_no_control_sequences(monkeypatch, capsys):
-    class Report:
-        same = True
-
-        def __str__(self):
-            return "Task\x1b[2J computes the same everywhere."
-
-    monkeypatch.setattr("ddl.checking.check", lambda *_: Report())
-    with pytest.raises(SystemExit, match="0"):
-        check.run(["check", "--gin_file=x.gin"])
-    assert capsys.readouterr().out == "Task\\x1b[2J computes the same everywhere.\n"
 
 
 def test_a_parameter_server_leaves_without_the_exit_of_tensorflow(monkeypatch):

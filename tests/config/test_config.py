@@ -32,11 +32,6 @@ def test_a_mistake_is_named_with_its_place(load, write, text, message):
         load(text)
 
 
-def test_all_unknown_names_come_at_once(load):
-    with pytest.raises(ConfigError, match="(?s)run.gin:1: .*Trail.*run.gin:3: .*widht"):
-        load("Trail.rate = 1.0\nTrial.rate = 1.0\ntower.widht = 1")
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -71,11 +66,6 @@ def test_a_right_type_passes(load, line):
     config.build("Trial")
 
 
-def test_the_place_of_a_wrong_type_is_the_line_of_the_macro(load):
-    with pytest.raises(ConfigError, match="run.gin:2: Trial.steps must be"):
-        load("Trial.steps = %STEPS\nSTEPS = 'a'")
-
-
 def test_constants_of_an_enum(load):
     load("Trial.other = %Color.RED")
     assert config.build("Trial").values["other"] is Color.RED
@@ -105,12 +95,8 @@ def test_the_places_of_names_that_an_error_mentions(load):
     assert places("run.gin:3: Trial.rate, Trial.rates, OTHER_STEPS and Trial") == []
 
 
-def test_macros_set_and_withheld_by_the_program(load):
+def test_a_macro_set_by_the_program(load):
     load("SEED = None\nTrial.steps = %SEED")
-    config.withhold_macro("SEED", "SEED comes later")
-    assert config.get_macro("SEED") is None
-    with pytest.raises(ConfigError, match=r"SEED comes later\n  in call to Trial$"):
-        config.build("Trial")
     config.set_macro("SEED", 7)
     assert config.build("Trial").values["steps"] == config.get_macro("SEED") == 7
     assert "SEED = 7\n" in config.config_text()
@@ -221,7 +207,6 @@ def test_a_module_beside_its_config_is_found(tmp_path, write, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     config.load([write("import beside_it\nfrom_beside.x = 3", "far/run.gin")])
     assert config.build("from_beside") == 3
-    assert config.imported_modules() == ["beside_it"]
 
 
 def test_importing_config_does_not_import_tensorflow():

@@ -67,7 +67,6 @@ RANGES = [
     ("LEARNING_RATE = -0.1", "learning rate", "-0.1"),
     ("WARMUP_STEPS = 12", "12", "warm"),
     ("WARMUP_STEPS = 3\nWARMUP_EPOCHS = 0.1", "WARMUP_STEPS", "WARMUP_EPOCHS"),
-    ("RunPlan.on_divergence = 'retry'", "own.gin:1", "'retry'", "'rewind'"),
     ("Retention.every = 6", "CHECKPOINT_EVERY", "6"),
     ("Retention.best_metric = 'acuracy'", "acuracy", "accuracy"),
     ("RunPlan.warm_start = @WarmStart()", "WarmStart", "checkpoint"),

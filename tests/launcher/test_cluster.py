@@ -100,16 +100,6 @@ def test_each_worker_knows_its_task_and_all_addresses(play):
     assert all(one["cluster"] == {"worker": addresses} for one in found)
 
 
-def test_parameter_servers_come_with_a_chief_that_leads(play):
-    status, script = play(("chief", 0), workers=2, servers=1)
-    assert status == 0
-    named = {str(one.task): one.prefixed for one in script.started}
-    assert named == {"chief": False, "worker 0": True, "worker 1": True, "ps 0": True}
-    sizes = {kind: len(each) for kind, each in script.process("ps 0").config["cluster"].items()}
-    assert sizes == {"chief": 1, "worker": 2, "ps": 1}
-    assert script.process("ps 0").received == [signal.SIGTERM]  # once the chief is done
-
-
 # ------------------------------------------------------------ one dies
 
 

@@ -21,9 +21,6 @@ def test_cores_are_shared_alike_and_only_those_at_hand(monkeypatch):
 
 TWO = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1e2f-aa)
 GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-77c0-bb)"""
-DIVIDED = """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5c89-aa)
-  MIG 3g.20gb     Device  0: (UUID: MIG-c7b5-1)
-  MIG 3g.20gb     Device  1: (UUID: MIG-c7b5-2)"""
 
 
 def visible(tmp_path, monkeypatch, listed, named=None, servers=0, workers=2):
@@ -43,7 +40,6 @@ def visible(tmp_path, monkeypatch, listed, named=None, servers=0, workers=2):
     ("listed", "named", "gpus"),
     [
         (TWO, None, ["GPU-1e2f-aa", "GPU-77c0-bb"]),
-        (DIVIDED, None, ["MIG-c7b5-1", "MIG-c7b5-2"]),
         (TWO, "1,0", ["1", "0"]),
         (TWO, "GPU-77, GPU-1e", ["GPU-77", "GPU-1e"]),
     ],

@@ -114,20 +114,17 @@ print(f"err of {name}" + "x" * 200000, file=sys.stderr)
 print("no end", end="")
 start_another()
 """
-    workers = min(2, len(os.sched_getaffinity(0)))
-    status, output, errors = finish(launch(program, workers, pin="cores"), tmp_path, workers)
+    status, output, errors = finish(launch(program, 2, pin="cores"), tmp_path, 2)
     assert status == 0, errors
     assert output == "out of worker-0\nno end"
-    share = len(os.sched_getaffinity(0)) // workers
-    found = [json.loads((tmp_path / f"worker-{n}.json").read_text()) for n in range(workers)]
-    assert [(blocked, len(cores)) for blocked, cores in found] == [(0, share)] * workers
+    share = len(os.sched_getaffinity(0)) // 2
+    found = [json.loads((tmp_path / f"worker-{n}.json").read_text()) for n in range(2)]
+    assert [(blocked, len(cores)) for blocked, cores in found] == [(0, share)] * 2
     lines = errors.splitlines()
     assert sum(line.startswith("err of worker-0xxx") for line in lines) == 1
-    if workers > 1:
-        others = [line.rstrip("x") for line in lines if line.startswith("[")]
-        assert others == [
-            f"[worker 1] {text}" for text in ("out of worker-1", "err of worker-1", "no end")
-        ]
+    others = [line.rstrip("x") for line in lines if line.startswith("[")]
+    texts = ("out of worker-1", "err of worker-1", "no end")
+    assert others == [f"[worker 1] {text}" for text in texts]
 
 
 def test_a_launcher_that_is_killed_leaves_nothing_behind(launch, tmp_path):

@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-import ddl
 from ddl import config
 from ddl.distribution.communication import Communication
 from ddl.distribution.workers import Workers
@@ -64,21 +63,6 @@ def test_macros_stand_first_one_a_line(name):
         assert re.search(rf"^{macro} = ", text, re.MULTILINE), macro
     lengths = re.findall(r"^(TRAIN_STEPS|TRAIN_EPOCHS) = (?!None)", text, re.MULTILINE)
     assert lengths, "neither TRAIN_STEPS nor TRAIN_EPOCHS"
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_the_header_gives_the_command(name):
-    first = (CONFIGS / name).read_text().splitlines()[0]
-    assert first.startswith(f"# python -m ddl.main --gin_file=configs/{name} --model_dir=")
-
-
-def test_each_task_has_a_config():
-    tasks = {
-        task
-        for name in FILES
-        for task in re.findall(r"^Trainer.task = @(\w+)", text_with_includes(name), re.MULTILINE)
-    }
-    assert set(ddl.tasks.__all__) == tasks | {"Segmentation"}  # that of examples/u_net.gin
 
 
 # Those whose step is traced, and on how many replicas: one of each task and kind of model.

@@ -4,7 +4,6 @@ import pytest
 from rich.console import Console
 
 from ddl.run.writers import RunConsole
-from ddl.training.progress import format_figures
 
 
 def plain() -> tuple[RunConsole, io.StringIO]:
@@ -37,16 +36,6 @@ def test_a_bar_on_a_terminal():
     assert "eval · loss 0.125" in text.getvalue()
 
 
-@pytest.mark.parametrize("terminal", [False, True])
-def test_a_terminal_gets_lines_that_are_wrapped_between_words(terminal):
-    text = io.StringIO()
-    console = Console(file=text, soft_wrap=True, force_terminal=terminal, width=40)
-    RunConsole(console).line("step 100 · train · loss 0.5 · learning rate 0.05")
-    wrapped = text.getvalue().replace(" \n", "\n")
-    rate = "learning\nrate 0.05" if terminal else "learning rate 0.05"
-    assert wrapped == f"step 100 · train · loss 0.5 · {rate}\n"
-
-
 HOSTILE = "[/bold]:smile:\x1b[2J\x9b\u202e"
 
 
@@ -62,8 +51,3 @@ def test_names_are_neither_markup_nor_control_sequences(terminal):
     assert text.getvalue().count(r"[/bold]:smile:\x1b[2J\x9b\u202e") >= (3 if terminal else 2)
     for control in ("\x1b[2J", "\x9b", "\u202e"):
         assert control not in text.getvalue()
-
-
-def test_figures():
-    figures = {"learning_rate": 1e-5, "loss_scale": 32768.0, "loss": 0.03125}
-    assert format_figures(figures) == "loss 0.03125 · learning rate 1e-05 · loss scale 32,768"

@@ -84,7 +84,7 @@ def test_the_best_weights_are_restored(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     "plan",
-    [{"restore_best": True}, {"on_divergence": "rewind"}, {"profile": (1, 2)}],
+    [{"restore_best": True}, {"profile": (1, 2)}],
     ids=str,
 )
 def test_what_writes_needs_a_directory(plan):
@@ -95,19 +95,3 @@ def test_what_writes_needs_a_directory(plan):
 def test_numbers_of_other_types_are_refused():
     with pytest.raises(ConfigError, match=r"train_steps must be an integer .*, got 2.5"):
         fit(make_trainer(), None, train_steps=2.5)
-
-
-def test_a_diverging_run_rewinds_and_skips_the_batch(tmp_path, capsys):
-    trainer = make_trainer(shuffle=False, eval_data=None)
-
-    def spoil(moment):
-        if moment.step == 5 and not int(moment.trainer.state.rewinds):
-            moment.trainer.model.layers[0].kernel.assign(np.full((3, 2), np.nan))
-
-    plan = {"train_steps": 8, "checkpoint_every": 3, "log_every": 1, "on_divergence": "rewind"}
-    fit(trainer, tmp_path, Every(1, spoil), **plan, eval_every=None, progress=True)
-    assert "rewinds to step 3" in capsys.readouterr().out
-    assert trainer.step == 8
-    assert int(trainer.state.rewinds) == 1
-    assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert np.isfinite(trainer.model.get_weights()[0]).all()

@@ -38,7 +38,7 @@ def metrics(model_dir, split):
 def finished(tmp_path_factory):
     model_dir = tmp_path_factory.mktemp("finished") / "run"
     lengths = ("TRAIN_STEPS = @epochs_to_steps()", "epochs_to_steps.epochs = 2")
-    run(model_dir, *lengths, "EVAL_EVERY = %STEPS_PER_EPOCH", "LOG_EVERY = 23", **DIGITS_MLP)
+    run(model_dir, *lengths, "EVAL_EVERY = @steps_per_epoch()", "LOG_EVERY = 23", **DIGITS_MLP)
     return model_dir
 
 
@@ -62,9 +62,11 @@ def test_a_resumed_run_may_change_its_plan_and_no_update(finished):
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        (["TRAIN_STEPS = %TOTAL_STEPS"], "%TOTAL_STEPS is used .*RunPlan.train_steps"),
-        (["GLOBAL_BATCH_SIZE = %STEPS_PER_EPOCH"], "%STEPS.*for Trainer.global_batch_size"),
-        (["STEPS_PER_EPOCH = 22"], "STEPS_PER_EPOCH must be 23.*got 22"),
+        (["TRAIN_STEPS = @total_steps()"], "RunPlan cannot be built: Recursion.*TRAIN_STEPS"),
+        (
+            ["GLOBAL_BATCH_SIZE = @steps_per_epoch()"],
+            "global_batch_size is needed to .*steps_per_epoch",
+        ),
         (["EarlyStopping.metric = 'f1'", "EarlyStopping.mode = 'max'", "STOPS"], "f1"),
     ],
     ids=str,
@@ -85,9 +87,8 @@ def test_wrong_exported_models_are_refused_at_the_start(tmp_path, monkeypatch):
 
 def test_a_step_that_reads_several_batches_needs_its_length():
     wgan = {"gin_file": "../examples/wgan_gp.gin", "mode": "train"}
-    message = "STEPS_PER_EPOCH must be 4, .*update.next.*, got 23. Add STEPS_PER_EPOCH = 4 to"
-    with pytest.raises(ConfigError, match=message):
-        run(None, "STEPS_PER_EPOCH = None", **wgan)
+    with pytest.raises(ConfigError, match=r"must be 6, .*update.next.*, got 1. Add steps_per_ep"):
+        run(None, "EVAL_EVERY = @steps_per_epoch()", **wgan)
 
 
 def test_a_dry_run_evaluates_saves_exports_and_calls_each_callback(tmp_path, monkeypatch, capsys):
