@@ -23,8 +23,6 @@ from tests.step.verbs.own_steps import (
 
 STEPS = 6
 
-pytestmark = pytest.mark.usefixtures("rows_checked_on_one_device")
-
 
 def test_the_same_on_two_replicas_with_two_microbatches():
     """Weights, slots, targets, own variables, draws and figures, with a padded batch."""
