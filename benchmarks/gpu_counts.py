@@ -107,6 +107,7 @@ def count(graph: tf.Graph, turns: int = 1) -> Update:
                         entered.add(called)
                         each = turns if operation.type in _LOOPS else 1
                         waiting.append((called, times * each))
+    _is_computed.cache_clear()  # else it would hold the graphs
     return update
 
 

@@ -1,5 +1,6 @@
 """Four virtual CPU devices for the whole test process, and strategies over them."""
 
+import ctypes
 import dataclasses
 import gc
 import itertools
@@ -23,21 +24,25 @@ from ddl.random import batch_counter
 from ddl.step.probes import Probe
 from ddl.tasks.parts import layers_of
 
+# Each of TensorFlow's many threads would keep freed memory in an arena of its own.
+ctypes.CDLL(None).mallopt(-8, 2)  # M_ARENA_MAX
+
 # What was imported stays. Searching it for garbage takes 5% of the time of all tests.
 gc.collect()
 gc.freeze()
 gc.set_threshold(10_000, 20, 20)
 
-_TRACED = 1.0  # seconds of a test that traced something
-
 
 @pytest.fixture(autouse=True)
-def _graphs_freed():
-    """Frees the graphs of a test: to the garbage collector they are few objects, and it waits."""
+def _left_as_it_was(monkeypatch):
+    """Restores Keras's precision and the name under which this process speaks; frees graphs."""
+    monkeypatch.setattr(output, "_program", output._program)
     began = time.monotonic()
     yield
-    if time.monotonic() - began > _TRACED:
-        gc.collect()
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
+    if time.monotonic() - began > 1.0:  # the test traced something
+        gc.collect()  # to which graphs are few objects: by itself it would wait
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -53,9 +58,11 @@ def _custom_gradients_forgotten():
 
 
 # A busy machine draws examples slowly: no fault of a test, and none fails by chance.
-too_slow = [hypothesis.HealthCheck.too_slow]
 hypothesis.settings.register_profile(
-    "always", deadline=None, suppress_health_check=too_slow, derandomize=True
+    "always",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    derandomize=True,
 )
 hypothesis.settings.load_profile("always")
 
@@ -72,16 +79,19 @@ def pytest_runtest_setup() -> None:
     keras.utils.set_random_seed(0)
 
 
-# Reasons for which a test may be skipped. Any other skip fails the run, so that none goes unseen.
-EXPECTED_SKIPS = (
-    "there is no GPU",
-    "there is a GPU",
-    "needs benchmarks/peers",
-    "this TensorFlow has no GPU kernels",
-    "could not import 'datasets'",  # of make release-check
-    "could not import 'tensorflow_datasets'",
-    "could not import 'wandb'",
-)
+# Reasons for which a test may be skipped; `make release-check` has wandb.
+EXPECTED_SKIPS = ("there is no GPU", "could not import 'wandb'")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    """Fails a test that is skipped for another reason, so that no skip goes unseen."""
+    report = yield
+    is_skipped = report.skipped and not hasattr(report, "wasxfail")
+    if is_skipped and not any(reason in str(report.longrepr) for reason in EXPECTED_SKIPS):
+        report.outcome = "failed"
+        report.longrepr = f"unexpected skip, see tests/conftest.py: {report.longrepr}"
+    return report
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -91,41 +101,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 
-def unexpected_skips(config: pytest.Config) -> list[str]:
-    """The skips of a run whose reasons `EXPECTED_SKIPS` does not list."""
-    reporter = config.pluginmanager.get_plugin("terminalreporter")
-    skipped = reporter.stats.get("skipped", []) if reporter else []
-    reasons = [(report.nodeid, str(report.longrepr)) for report in skipped]
-    return [
-        f"{test}: {text}" for test, text in reasons if not any(e in text for e in EXPECTED_SKIPS)
-    ]
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fails a run with an unexpected skip."""
-    if not hasattr(session.config, "workerinput") and unexpected_skips(session.config):
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Names each unexpected skip."""
-    for skip in unexpected_skips(terminalreporter.config):
-        terminalreporter.write_line(f"UNEXPECTED SKIP, see tests/conftest.py: {skip}", red=True)
-
-
 def make_strategy(name: str, replicas: int) -> tf.distribute.Strategy:
     devices = [f"CPU:{index}" for index in range(replicas)]
     if name == "one_device":
         return tf.distribute.OneDeviceStrategy("CPU:0")
     if name == "mirrored":
-        return tf.distribute.MirroredStrategy(
-            devices, cross_device_ops=tf.distribute.ReductionToOneDevice()
-        )
-    if name == "central_storage":
-        return tf.distribute.experimental.CentralStorageStrategy(
-            compute_devices=devices, parameter_device="CPU:0"
-        )
-    raise ValueError(name)
+        reduction = tf.distribute.ReductionToOneDevice()
+        return tf.distribute.MirroredStrategy(devices, cross_device_ops=reduction)
+    assert name == "central_storage"
+    return tf.distribute.experimental.CentralStorageStrategy(devices, "CPU:0")
 
 
 class LikeGpus(tf.distribute.MirroredStrategy):
@@ -146,12 +130,6 @@ class LikeGpus(tf.distribute.MirroredStrategy):
     def experimental_distribute_dataset(self, dataset, options=None):
         self.distributed.append(dataset)
         return super().experimental_distribute_dataset(dataset, options)
-
-
-@pytest.fixture(autouse=True)
-def _name_of_the_program(monkeypatch):
-    """Restores the name under which this process speaks, which a command that a test calls sets."""
-    monkeypatch.setattr(output, "_program", output._program)
 
 
 @pytest.fixture
@@ -192,48 +170,18 @@ def save(folder, trainer) -> str:
     return checkpoints.saved()[-1].prefix
 
 
-STRATEGIES = [
-    ("one_device", 1),
-    ("mirrored", 1),
-    ("mirrored", 2),
-    ("mirrored", 4),
-    ("central_storage", 2),
-    ("central_storage", 4),
-]
-
-
-# One of each kind, the mirrored one with as many replicas as there are devices.
-KINDS = [("one_device", 1), ("mirrored", 4), ("central_storage", 2)]
+# One of each kind.
+STRATEGIES = [("one_device", 1), ("mirrored", 4), ("central_storage", 2)]
 
 
 def name_of(case: tuple[str, int]) -> str:
     return f"{case[0]}-{case[1]}"
 
 
-@pytest.fixture(params=KINDS, ids=name_of)
+@pytest.fixture(params=STRATEGIES, ids=name_of)
 def strategy(request) -> tf.distribute.Strategy:
-    """A strategy of each kind, or of those that `for_every_strategy` names."""
+    """A strategy of each kind."""
     return make_strategy(*request.param)
-
-
-# For tests that trace little, or stand for their module.
-for_every_strategy = pytest.mark.parametrize("strategy", STRATEGIES, indirect=True, ids=name_of)
-
-
-@pytest.fixture
-def rows_checked_on_one_device(monkeypatch):
-    """Checks the independence of rows only in trainers of one replica.
-
-    The check runs a task on one device, whatever the strategy. For modules that train the same
-    tasks under many strategies.
-    """
-    check = Probe.check_rows
-
-    def check_on_one(self, *arguments):
-        if self.strategy.num_replicas_in_sync == 1:
-            check(self, *arguments)
-
-    monkeypatch.setattr(Probe, "check_rows", check_on_one)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -260,11 +208,3 @@ def _rows_checked_once():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Probe, "check_rows", check_once)
         yield
-
-
-@pytest.fixture(autouse=True)
-def _float32_again():
-    """Restores Keras's default precision after each test."""
-    yield
-    keras.config.set_floatx("float32")
-    keras.config.set_dtype_policy("float32")

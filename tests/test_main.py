@@ -76,13 +76,6 @@ def test_what_starts(arguments, module, started, monkeypatch):
     assert seen == [started]
 
 
-def test_a_misspelt_command_names_the_nearest(capsys):
-    with pytest.raises(SystemExit, match="1"):
-        command.run(["ddl", "lunch"])
-    shown = capsys.readouterr().err
-    assert "There is no command 'lunch'. Did you mean launch?\nUsage: ddl COMMAND" in shown
-
-
 def test_the_installed_command():
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     assert scripts == {"ddl": "ddl.__main__:run"}

@@ -5,9 +5,12 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.processes  # pip may have to fetch what builds the wheel
 def test_a_wheel_finds_a_shipped_config_from_an_empty_folder(tmp_path):
     build = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)]
     subprocess.run([sys.executable, *build], check=True)

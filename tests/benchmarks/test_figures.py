@@ -1,7 +1,6 @@
 """The figures that benchmarks make of their measurements."""
 
 import numpy as np
-import pytest
 
 from benchmarks import loop_overhead, weak_scaling
 from benchmarks.loop_overhead import CASES, DDL, FIT, FLOOR, TUNED
@@ -24,15 +23,3 @@ def test_a_larger_cluster_is_computed_beside_published_figures():
         none, full, published = rows[name]
         assert none < full
         assert abs(published - none) < 5
-
-
-def test_an_all_reduce_is_the_sum_of_its_rounds():
-    link, between = weak_scaling.Link(1e-5, 1e9), weak_scaling.Link(1e-4, 1e8)
-    cluster = weak_scaling.Cluster(link, between, compute=0.1, gradient_bytes=4e6)
-    inside = 14 * (1e-5 + 4e6 / 8 / 1e9)  # 7 rounds add up, 7 share
-    assert cluster.all_reduce(1) == 0
-    assert cluster.all_reduce(8) == pytest.approx(inside)
-    halving = 2 * sum(1e-4 + 4e6 / 2**k / 1e8 for k in (1, 2))  # 4 machines
-    assert cluster.all_reduce(32) == pytest.approx(inside + halving)
-    assert cluster.step_time(32, 0) == 0.1 + cluster.all_reduce(32)
-    assert cluster.step_time(32, 1) == 0.1 + cluster.all_reduce(32) - 0.2 / 3

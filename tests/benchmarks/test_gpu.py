@@ -1,6 +1,4 @@
-"""The benchmarks of GPUs, tried on a CPU: counting, profiles, and the report."""
-
-import sys
+"""The benchmarks of GPUs, tried on a CPU: counting and profiles."""
 
 import keras
 import pytest
@@ -10,7 +8,6 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 import ddl
 from benchmarks import gpu, gpu_counts
 from benchmarks.gpu_counts import HOST, Row
-from benchmarks.harness import Options
 
 
 def test_operations_of_an_update_are_counted_without_a_gpu():
@@ -65,25 +62,3 @@ def test_idle_time_and_kernels_of_a_profile():
     idle, kernels = gpu.read([space.SerializeToString()])
     assert idle == pytest.approx(5e-6)  # from 3 to 5, and from 6 to 9
     assert kernels == 3
-
-
-def test_the_report_compares_and_names_what_failed():
-    case, kinds = gpu.CASES[0], {"idle, ms": 0.5, "kernels": 40.0}
-    runs = [
-        {name: {"ms": ms} | kinds for name, ms in zip(gpu.NAMES, times, strict=True)}
-        for times in ([2.0, 4.0, 6.0, 1.0], [4.0, 4.0, 4.0, 4.0])
-    ]
-    for run in runs:
-        run[gpu.ORBIT] = "skipped"
-    report = gpu.reported({case: runs}, [])
-    _, of_fit, of_orbit, of_bare = report.tables[0].rows[0]
-    assert (of_fit, of_orbit, of_bare) == ([1.5, 1, 2], "–", [1.5, 1, 2])
-    assert [target.limit for target in report.targets] == [1.05, 1.0]
-    assert f"{case}, Orbit: skipped." in report.notes
-
-
-@pytest.mark.skipif(bool(gpu.harness.gpus()), reason="there is a GPU")
-def test_it_says_that_it_needs_a_gpu(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["gpu"])
-    with pytest.raises(SystemExit, match="needs an NVIDIA GPU, and this machine has none"):
-        gpu.measure(Options())

@@ -1,12 +1,25 @@
 """The harness: turns, processes, intervals, and what a command writes."""
 
+import os
+
 import numpy as np
 import pytest
 
 from benchmarks import harness
-from benchmarks.harness import Contender, Options, Target, text_of
+from benchmarks.harness import Contender, Failed, Target
 
-CASES = "tests.benchmarks.contender_cases:contender"
+CASES = "tests.benchmarks.test_harness:contender"
+
+
+def contender(case: str):
+    """Does what the case says."""
+    if case == "fails":
+        raise Failed("skipped: why")
+    if case == "breaks":
+        raise ZeroDivisionError("by zero\nand more")
+    if case == "dies":
+        os._exit(3)
+    return lambda: float(os.environ.get("VALUE", case))
 
 
 def test_contenders_take_turns_and_another_begins_each_round():
@@ -45,15 +58,3 @@ def test_contenders_run_in_fresh_processes_and_failures_are_named():
 )
 def test_a_target_is_open_if_the_interval_holds_it(kind, value, verdict):
     assert Target("speed", value, 1.5, kind).verdict == verdict
-
-
-def test_cells_show_three_digits():
-    cells = (0.0, 0.012345, 12345.678, 3e-9, 12345, "text", [1.5, 1.25, 10.0])
-    texts = ("0", "0.0123", "12,346", "3e-09", "12,345", "text", "1.50 (1.25–10.0)")
-    assert tuple(map(text_of, cells)) == texts
-
-
-def test_only_chooses_cases_by_their_text():
-    assert Options(only="MLP; 2").chosen(["MLP 1", "CNN 1", "CNN 2"]) == ["MLP 1", "CNN 2"]
-    with pytest.raises(SystemExit, match="No case contains 'GPT': MLP, CNN"):
-        Options(only="GPT").chosen(["MLP", "CNN"])

@@ -25,7 +25,6 @@ def test_the_committed_results_are_small_and_of_benchmarks_that_there_are():
 
 
 def test_pictures_are_drawn_of_the_results(tmp_path):
-    pytest.importorskip("matplotlib")
     for name in ("loop_overhead", "gpu_counts"):
         (tmp_path / f"{name}.json").write_text((RESULTS / f"{name}.json").read_text())
     text = page.write(tmp_path).read_text()

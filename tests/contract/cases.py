@@ -2,8 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import ddl
-from tests.conftest import make_strategy
-from tests.contract import plain_loop
+from tests.contract import builders, plain_loop
 
 BATCH = 32
 UPDATES = 7  # the fifth batch of an epoch of 131 examples has three rows; two of the next epoch
@@ -122,8 +120,9 @@ class Case:
       task: Makes ddl's task of the model.
       per_example: What the task computes, without ddl.
       data: Training data, and `others`, the data of evaluations.
-      optimizer: Makes the Keras optimizer, and `rule` what it computes.
+      optimizer: Makes the optimizer.
       inputs: Name of the feature that the model reads.
+      rule: Makes what the optimizer computes; None: Keras applies it outside of any strategy.
       arguments: Arguments of `ddl.Trainer`.
       as_dataset: Whether ddl gets the data as a `tf.data.Dataset`.
       skipped: Numbers of batches that ddl must skip.
@@ -135,8 +134,8 @@ class Case:
     data: Mapping[str, np.ndarray]
     others: Mapping[str, np.ndarray]
     optimizer: Callable[[], keras.optimizers.Optimizer]
-    rule: Callable[[], plain_loop.Rule]
     inputs: str
+    rule: Callable[[], plain_loop.Rule] | None = None
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     as_dataset: bool = False
     skipped: Sequence[int] = ()
@@ -156,7 +155,6 @@ def _adamw() -> keras.optimizers.Optimizer:
 _NUMBERS = Case(
     *(mlp, regression, of_numbers, NUMBERS, OTHER_NUMBERS),
     optimizer=lambda: keras.optimizers.SGD(0.125, momentum=0.875),
-    rule=lambda: plain_loop.Momentum(0.125, momentum=0.875),
     inputs="x",
 )
 
@@ -166,7 +164,6 @@ CASES: dict[str, Case] = {
     "images": Case(
         *(cnn, ddl.Classification, of_images, IMAGES, OTHER_IMAGES),
         optimizer=lambda: keras.optimizers.SGD(0.125, momentum=0.875, weight_decay=0.125),
-        rule=lambda: plain_loop.Momentum(0.125, momentum=0.875, decay=0.125),
         inputs="image",
         arguments={
             "accumulation_steps": 2,
@@ -177,7 +174,6 @@ CASES: dict[str, Case] = {
     "tokens": Case(
         *(tagger, Tagging, of_tokens, SENTENCES, OTHER_SENTENCES),
         optimizer=lambda: keras.optimizers.SGD(0.5),
-        rule=lambda: plain_loop.Momentum(0.5),
         inputs="words",
         arguments={"clip_norm": 0.2},
     ),
@@ -195,22 +191,18 @@ CASES: dict[str, Case] = {
 }
 
 
-def _optimized(optimizer: Callable[[], Any], rule: Callable[[], Any], **arguments: Any) -> Case:
+def _optimized(optimizer: Callable[[], Any], rule: Any = None, **arguments: Any) -> Case:
     data = {"data": UNEVEN_NUMBERS, "arguments": arguments}
     return replace(_NUMBERS, optimizer=optimizer, rule=rule, **data)
 
 
-def _by_adamw(**arguments: Any) -> Case:
-    return _optimized(_adamw, lambda: plain_loop.of_keras(_adamw()), **arguments)
-
-
 # Cases for which one strategy stands.
 ON_TWO: dict[str, Case] = {
-    "AdamW": _by_adamw(),
-    "AdamW, each replica with slots of its own": _by_adamw(shard_optimizer_state=True),
+    "AdamW": _optimized(_adamw),
+    "AdamW, each replica with slots of its own": _optimized(_adamw, shard_optimizer_state=True),
     "LARS": _optimized(
         lambda: ddl.optimizers.LARS(0.125, 0.875, weight_decay=0.125, trust_coefficient=0.5),
-        lambda: plain_loop.Momentum(0.125, momentum=0.875, trust=0.5, lars_decay=0.125),
+        lambda: plain_loop.Lars(0.125, momentum=0.875, decay=0.125, trust=0.5),
     ),
     "LAMB": _optimized(
         lambda: ddl.optimizers.LAMB(0.05, weight_decay=0.125), lambda: plain_loop.Lamb(0.05, 0.125)
@@ -225,49 +217,22 @@ ON_TWO: dict[str, Case] = {
 ALL = CASES | ON_TWO
 
 
-@contextmanager
-def in_float64() -> Iterator[None]:
-    """Makes Keras build layers, models and optimizers in float64 within the block."""
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    try:
-        yield
-    finally:
-        keras.config.set_floatx("float32")
-        keras.config.set_dtype_policy("float32")
-
-
-def make_trainer(case: Case, where: Where) -> ddl.Trainer:
-    """Returns a trainer whose model has the weights of the plain loop's."""
-    strategy = make_strategy(*where)
-    data = dict(case.data)
-    with in_float64(), strategy.scope():
-        keras.utils.set_random_seed(3)
-        return ddl.Trainer(
-            case.task(case.model()),
-            case.optimizer(),
-            tf.data.Dataset.from_tensor_slices(data) if case.as_dataset else data,
-            global_batch_size=BATCH,
-            eval_data=dict(case.others),
-            shuffle=False,
-            **case.arguments,
-        )
-
-
 def figures(case: Case, where: Where, evaluates: bool) -> Figures:
     """Trains with ddl; returns all that must not depend on the devices, of each replica."""
-    trainer = make_trainer(case, where)
-    with in_float64():
-        found = _by_name("training", [trainer.train(1, progress=False) for _ in range(UPDATES)])
-        found |= _weights_of(trainer, "weights", averaged=False)
-        if "weight_average" in case.arguments:
-            found |= _weights_of(trainer, "averages", averaged=True)
-        if evaluates:
-            found |= _by_name("evaluation", [trainer.evaluate()])
-            found |= _by_name("evaluation, not averaged", [trainer.evaluate(averaged=False)])
-            inputs = {case.inputs: case.others[case.inputs]}
-            found["evaluation: predictions"] = [trainer.predict(inputs)]
-        return found
+    data, make = dict(case.data), (lambda: case.task(case.model()), case.optimizer)
+    data = tf.data.Dataset.from_tensor_slices(data) if case.as_dataset else data
+    options = {"global_batch_size": BATCH, "eval_data": dict(case.others), **case.arguments}
+    trainer = builders.make_trainer(make, data, where, **options)
+    found = _by_name("training", [trainer.train(1, progress=False) for _ in range(UPDATES)])
+    found |= _weights_of(trainer, "weights", averaged=False)
+    if "weight_average" in case.arguments:
+        found |= _weights_of(trainer, "averages", averaged=True)
+    if evaluates:
+        found |= _by_name("evaluation", [trainer.evaluate()])
+        found |= _by_name("evaluation, not averaged", [trainer.evaluate(averaged=False)])
+        inputs = {case.inputs: case.others[case.inputs]}
+        found["evaluation: predictions"] = [trainer.predict(inputs)]
+    return found
 
 
 def _by_name(kind: str, rows: Sequence[Mapping[str, float]]) -> Figures:
@@ -287,34 +252,27 @@ def _weights_of(trainer: ddl.Trainer, kind: str, averaged: bool) -> Figures:
 def expected(name: str) -> tuple[Figures, plain_loop.Loop]:
     """Returns the same figures of the plain loop."""
     case = ALL[name]
-    with in_float64():
-        keras.utils.set_random_seed(3)
-        average = case.arguments.get("weight_average")
-        loop = plain_loop.Loop(
-            case.model(),
-            case.per_example,
-            case.data,
-            BATCH,
-            case.rule(),
-            microbatches=case.arguments.get("accumulation_steps", 1),
-            clip_norm=case.arguments.get("clip_norm"),
-            average=average and (average.decay, average.warm_up),
-            skipped=case.skipped,
-        )
-        found = _by_name("training", loop.train(UPDATES))
-        own = [v.numpy() for v in loop.model.weights]
-        found |= {f"weights: {number}": [value] for number, value in enumerate(own)}
-        plain = [plain_loop.evaluate(loop.model, case.per_example, case.others)]
-        found |= _by_name("evaluation, not averaged", plain)
-        if average:
-            found |= {f"averages: {n}": [value] for n, value in enumerate(loop.averages)}
-            loop.model.set_weights(loop.averages)
-            plain = [plain_loop.evaluate(loop.model, case.per_example, case.others)]
-        found |= _by_name("evaluation", plain)
-        found["evaluation: predictions"] = [
-            loop.model(case.others[case.inputs], training=False).numpy()
-        ]
-        return found, loop
+    (model,) = builders.build(case.model)
+    rule = case.rule() if case.rule else plain_loop.of_keras(case.optimizer())
+    average = case.arguments.get("weight_average")
+    loop = plain_loop.Loop(
+        *(model, case.per_example, case.data, BATCH, rule),
+        microbatches=case.arguments.get("accumulation_steps", 1),
+        clip_norm=case.arguments.get("clip_norm"),
+        average=average and (average.decay, average.warm_up),
+        skipped=case.skipped,
+    )
+    found = _by_name("training", loop.train(UPDATES))
+    found |= {f"weights: {number}": [v.numpy()] for number, v in enumerate(model.weights)}
+    plain = [plain_loop.evaluate(model, case.per_example, case.others)]
+    found |= _by_name("evaluation, not averaged", plain)
+    if average:
+        found |= {f"averages: {n}": [value] for n, value in enumerate(loop.averages)}
+        model.set_weights(loop.averages)
+        plain = [plain_loop.evaluate(model, case.per_example, case.others)]
+    found |= _by_name("evaluation", plain)
+    found["evaluation: predictions"] = [model(case.others[case.inputs], training=False).numpy()]
+    return found, loop
 
 
 def check_parity(name: str, where: Where, evaluates: bool = True) -> None:

@@ -131,31 +131,28 @@ def sums_of(outputs: tuple[Any, dict, Any], weight: np.ndarray) -> dict[str, tf.
 
 
 @dataclasses.dataclass
-class Momentum:
-    """SGD with momentum, and optionally weight decay or the layer-wise rates of LARS.
+class Lars:
+    """SGD with momentum and layer-wise rates (You et al. 2017). Biases have none.
 
     Attributes:
       rate: Learning rate.
       momentum: Share of the velocity that an update keeps.
-      decay: Decoupled weight decay, as of Keras's optimizers.
-      trust: LARS's trust coefficient; None for SGD. Biases have no layer-wise rate.
-      lars_decay: LARS's weight decay.
+      decay: Weight decay, which enters the layer-wise rate.
+      trust: The trust coefficient.
     """
 
     rate: float
-    momentum: float = 0.0
-    decay: float = 0.0
-    trust: float | None = None
-    lars_decay: float = 0.0
+    momentum: float
+    decay: float
+    trust: float
     velocities: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
 
     def __call__(self, variables, gradients, number):
         for v, gradient in zip(variables, gradients, strict=True):
-            v.assign(v - self.rate * self.decay * v)
-            if self.trust is not None and not v.path.endswith("bias"):
+            if not v.path.endswith("bias"):
                 size, of_gradient = tf.norm(v), tf.norm(gradient)
-                local = self.trust * size / (of_gradient + self.lars_decay * size)
-                gradient = local * (gradient + self.lars_decay * v)
+                local = self.trust * size / (of_gradient + self.decay * size)
+                gradient = local * (gradient + self.decay * v)
             velocity = self.momentum * self.velocities.get(id(v), 0.0) - self.rate * gradient
             self.velocities[id(v)] = velocity
             v.assign(v + velocity)

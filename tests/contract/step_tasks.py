@@ -5,7 +5,7 @@ A task's `step` uses ddl's verbs. Its `plain` makes the same update on whole bat
 """
 
 import collections
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -94,12 +94,10 @@ class OneModel:
     """A classifier of examples with weights, which one optimizer trains.
 
     Attributes:
-      models: Names of its models.
       sizes: Rows of a batch, of each source.
       trainer: Arguments of `ddl.Trainer`.
     """
 
-    models: Sequence[str] = ("model",)
     sizes: Any = BATCH
     trainer: Mapping[str, Any] = MappingProxyType({})
 
@@ -126,7 +124,6 @@ class WganGp(OneModel):
     and optimizers; the critic has a weight penalty and a limit of the norm.
     """
 
-    models = ("generator", "critic")
     trainer = MappingProxyType({"clip_norm": {"generator": None, "critic": 0.3}})
     data = staticmethod(examples)
 
@@ -210,8 +207,6 @@ class Sam(OneModel):
 
 class Byol(OneModel):
     """Grill et al. 2020: predicts an average of the weights; a center as in DINO."""
-
-    models = ("online", "predictor", "target")
 
     def __init__(self) -> None:
         self.online, self.predictor, self.target = mlp(3), mlp(3), mlp(3)
@@ -312,75 +307,46 @@ class PcGrad(OneModel):
         loop.apply([a + 0.5 * b for a, b in both], variables)
 
 
-def similarities(queries: Any, keys: Any) -> Any:
-    return queries @ tf.transpose(keys) / 0.5
+class Clip(OneModel):
+    """Radford et al. 2021: two encoders, each with its own logits over the rows of the other.
 
-
-class SimClr(OneModel):
-    """Chen et al. 2020, NT-Xent: the other view is told from all other rows of both views."""
+    An own row is also told from the other rows of its encoder, as in SimCLR (Chen et al. 2020).
+    """
 
     data = staticmethod(examples)
 
     def __init__(self) -> None:
-        self.model = mlp(2)
-
-    def views(self, features: Any, training: bool) -> tuple[Any, ...]:
-        views = (self.model(features[name], training=training) for name in ("x", "noise"))
-        return tuple(tf.math.l2_normalize(view, -1) for view in views)
-
-    def per_example(self, features: Any, training: bool) -> ddl.PerExample:
-        views = self.views(features, training)
-        rows = ddl.gather(views)
-        own = tf.one_hot(rows.own, rows.mask.shape[0], on_value=True, off_value=False)
-        losses = []
-        for view, same, other in zip(views, rows.rows, rows.rows[::-1], strict=True):
-            pairs = tf.where(rows.mask, similarities(view, other), tf.float64.min)
-            negatives = tf.where(rows.mask & ~own, similarities(view, same), tf.float64.min)
-            losses.append(of_classes(rows.own, tf.concat([pairs, negatives], 1)))
-        return ddl.PerExample((losses[0] + losses[1]) / 2)
-
-    def whole(self, features: Any, training: bool) -> ddl.PerExample:
-        """The losses of all rows of a batch, without `ddl.gather`."""
-        views = self.views(features, training)
-        count, losses = len(features["x"]), []
-        for view, other in (views, views[::-1]):
-            itself = tf.linalg.diag(tf.fill([count], tf.float64.min))
-            logits = tf.concat([similarities(view, other), similarities(view, view) + itself], 1)
-            losses.append(of_classes(range(count), logits))
-        return ddl.PerExample((losses[0] + losses[1]) / 2)
-
-    def plain(self, loop: Plain) -> None:
-        loop.minimize(self.whole, loop.next(), self.model.trainable_variables)
-
-
-class Clip(SimClr):
-    """Radford et al. 2021: two encoders, each with its own logits over the rows of the other."""
-
-    models = ("images", "texts")
-
-    def __init__(self) -> None:
         self.images, self.texts = mlp(2), mlp(2)
+
+    def views(self, features: Any, training: bool) -> tuple[Any, Any]:
+        images = self.images(features["x"], training=training)
+        return images, self.texts(features["noise"], training=training)
 
     def trained(self) -> list[Any]:
         return [*self.images.trainable_variables, *self.texts.trainable_variables]
 
+    @staticmethod
+    def losses(view: Any, same: Any, other: Any, own: Any, mask: Any) -> Any:
+        itself = tf.one_hot(own, same.shape[0], on_value=True, off_value=False)
+        pairs = tf.where(mask, view @ tf.transpose(other), tf.float64.min)
+        negatives = tf.where(mask & ~itself, view @ tf.transpose(same), tf.float64.min)
+        return of_classes(own, tf.concat([pairs, negatives], 1))
+
     def per_example(self, features: Any, training: bool) -> ddl.PerExample:
-        images = ddl.gather(self.images(features["x"], training=training))
-        texts = ddl.gather(self.texts(features["noise"], training=training))
-
-        def loss(queries: Any, keys: Any) -> Any:
-            logits = similarities(tf.gather(queries.rows, queries.own), keys.rows)
-            return of_classes(keys.own, tf.where(keys.mask, logits, tf.float64.min))
-
-        return ddl.PerExample(loss(images, texts) + loss(texts, images))
+        images, texts = views = self.views(features, training)
+        rows = ddl.gather(views)
+        loss = self.losses(images, *rows.rows, rows.own, rows.mask)
+        return ddl.PerExample(loss + self.losses(texts, *rows.rows[::-1], rows.own, rows.mask))
 
     def step(self, update: Any, batch: Any) -> None:
         update.minimize(self.per_example, batch, self.trained())
 
     def whole(self, features: Any, training: bool) -> ddl.PerExample:
-        logits = similarities(self.images(features["x"]), self.texts(features["noise"]))
-        labels = range(len(features["x"]))
-        return ddl.PerExample(of_classes(labels, logits) + of_classes(labels, tf.transpose(logits)))
+        """The losses of all rows of a batch, without `ddl.gather`."""
+        images, texts = self.views(features, training)
+        own, mask = tf.range(images.shape[0]), True
+        loss = self.losses(images, images, texts, own, mask)
+        return ddl.PerExample(loss + self.losses(texts, texts, images, own, mask))
 
     def plain(self, loop: Plain) -> None:
         loop.minimize(self.whole, loop.next(), self.trained())

@@ -31,20 +31,21 @@ def test_models_in_a_loop_may_have_a_mirrored_strategy_each():
         assert np.isfinite(trainer.train(2, progress=False)["loss"])
 
 
-def test_metrics_count_all_classes_alike():
-    """As in Keras, where class weights are for the loss alone."""
-    labels = RANDOM.integers(0, 3, 64)
-    model = dense(3, activation="softmax")
-    right = float((np.argmax(model(X), -1) == labels).mean())
+@pytest.mark.parametrize("in_data", [False, True])
+def test_weights_of_classes_are_for_the_loss_alone_and_those_in_the_data_also_for_metrics(in_data):
+    """As Keras's class_weight and its weighted_metrics."""
+    labels, model = RANDOM.integers(0, 3, 64), dense(3, activation="softmax")
+    weight = np.array([5.0, 1.0, 1.0], "f4")[labels]
+    hit = np.argmax(model(X), -1) == labels
     loss = keras.losses.sparse_categorical_crossentropy(labels, model(X)).numpy()
-    weight = np.where(labels == 0, 5.0, 1.0)
-    task = ddl.Supervised(
-        model, "sparse_categorical_crossentropy", metrics=["accuracy"], class_weight={0: 5.0}
-    )
-    trainer = ddl.Trainer(task, "sgd", (X, labels), global_batch_size=64)
-    found = trainer.train(1, progress=False)
+    given = {} if in_data else {"class_weight": {0: 5.0}}
+    loss_name = "sparse_categorical_crossentropy"
+    task = ddl.Supervised(model, loss_name, metrics=["accuracy"], **given)
+    data = (X, labels, weight) if in_data else (X, labels)
+    found = ddl.Trainer(task, "sgd", data, global_batch_size=64).train(1, progress=False)
+    right = np.average(hit, weights=weight if in_data else None)
     assert found["accuracy"] == pytest.approx(right, abs=1e-6)
-    assert found["loss"] == pytest.approx((loss * weight).sum() / weight.sum(), rel=1e-5)
+    assert found["loss"] == pytest.approx(np.average(loss, weights=weight), rel=1e-5)
 
 
 def test_ctc_is_trained_and_evaluated():
@@ -79,10 +80,9 @@ def test_a_look_up_on_replicas_exports_without_warnings(caplog, monkeypatch, tmp
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
     with strategy.scope():
         task = ddl.Supervised(Repeated(), loss)
-        data, options = (words, RANDOM.integers(0, 3, (16, 3))), {"accumulation_steps": 2}
-        trainer = ddl.Trainer(task, "sgd", data, eval_data=data, global_batch_size=8, **options)
+        data = (words, RANDOM.integers(0, 3, (16, 3)))
+        trainer = ddl.Trainer(task, "sgd", data, global_batch_size=8)
     trainer.train(1, progress=False)
-    trainer.evaluate()
     assert [record.message for record in caplog.records if "tensorflow" in record.name] == []
     ddl.export(trainer, tmp_path / "export")
     custom = {"Repeated": Repeated}
@@ -115,53 +115,27 @@ def recurrent(rows, stateful=False):
     return keras.Sequential([keras.Input(batch_shape=(rows, 3, 2)), *layers])
 
 
-def test_a_fixed_batch_size_trains():
+def test_a_fixed_batch_size_trains_but_states_from_batch_to_batch_are_refused():
     series = RANDOM.normal(size=(16, 3, 2)).astype("f4")
-    losses = []
-    for rows in (8, None):
+
+    def trainer(rows, **options):
         keras.utils.set_random_seed(0)
-        task = ddl.Supervised(recurrent(rows), "mse")
-        trainer = ddl.Trainer(task, "sgd", (series, Y[:16]), global_batch_size=8)
-        losses.append(trainer.train(3, progress=False)["loss"])
+        task = ddl.Supervised(recurrent(rows, **options), "mse")
+        return ddl.Trainer(task, "sgd", (series, Y[:16]), global_batch_size=8)
+
+    losses = [trainer(rows).train(3, progress=False)["loss"] for rows in (8, None)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-
-
-def test_states_from_batch_to_batch_are_refused():
-    series = RANDOM.normal(size=(16, 3, 2)).astype("f4")
-    task = ddl.Supervised(recurrent(8, stateful=True), "mse")
     with pytest.raises(ConfigError, match="'gru.*stateful=True.* Set stateful=False"):
-        ddl.Trainer(task, "sgd", (series, Y[:16]), global_batch_size=8)
-
-
-def test_weights_of_classes_in_the_data_weigh_metrics():
-    """As in Keras's weighted_metrics."""
-    labels = RANDOM.integers(0, 3, 64)
-    weight = np.array([5.0, 1.0, 1.0], "f4")[labels]
-    model = dense(3, activation="softmax")
-    hit = np.argmax(model(X), -1) == labels
-    task = ddl.Supervised(model, "sparse_categorical_crossentropy", metrics=["accuracy"])
-    trainer = ddl.Trainer(task, "sgd", (X, labels, weight), global_batch_size=64)
-    right = (hit * weight).sum() / weight.sum()
-    assert trainer.train(1, progress=False)["accuracy"] == pytest.approx(right, abs=1e-6)
-
-
-class Flipping(keras.Model):
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.flip, self.dense = keras.layers.RandomFlip(), keras.layers.Dense(1)
-
-    def call(self, images):
-        return self.dense(keras.ops.reshape(self.flip(images), (-1, 16)))
+        trainer(8, stateful=True)
 
 
 def test_a_saved_model_does_not_augment(tmp_path):
     """Keras's own export serves layers such as RandomFlip as in training."""
     images = RANDOM.random((16, 4, 4, 1)).astype("f4")
     layers = [keras.layers.RandomFlip(), keras.layers.Flatten(), keras.layers.Dense(1)]
-    for model in (Flipping(), keras.Sequential([keras.Input((4, 4, 1)), *layers])):
-        task = ddl.Supervised(model, "mse")
-        trainer = ddl.Trainer(task, "sgd", (images, Y[:16]), global_batch_size=8)
-        ddl.export(trainer, tmp_path)
-        exported = tf.saved_model.load(tmp_path / "saved_model")
-        served = exported.serve(images)
-        np.testing.assert_allclose(served, trainer.predict(images), rtol=1e-5, atol=1e-6)
+    task = ddl.Supervised(keras.Sequential([keras.Input((4, 4, 1)), *layers]), "mse")
+    trainer = ddl.Trainer(task, "sgd", (images, Y[:16]), global_batch_size=8)
+    ddl.export(trainer, tmp_path)
+    exported = tf.saved_model.load(tmp_path / "saved_model")
+    served, predicted = exported.serve(images), trainer.predict(images)
+    np.testing.assert_allclose(served, predicted, rtol=1e-5, atol=1e-6)

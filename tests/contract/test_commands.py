@@ -74,6 +74,7 @@ WRONG_FLAGS = [
     ([*RUN, "--profile=11:10"], "--profile", "11:10"),
     ([*RUN, "--profile=1:2", "--mode=eval"], "--profile", "eval"),
     (["--dry_run", "--profile=1:2"], "--profile", "--dry_run"),
+    ([*RUN, "--gin_param=GLOBAL_BATCH_SIZE = 62", *FOUR_DEVICES], "multiple of 4", "62"),
     ([*RUN, "--strategy=tpu"], "TPU"),
     ([*RUN, "--strategy=parameter_server"], "parameter_server", "TF_CONFIG"),
     ([*RUN, "--strategy=multi_worker_mirrored"], "multi_worker_mirrored", "TF_CONFIG"),

@@ -63,18 +63,6 @@ def test_draws_differ_between_examples_updates_and_calls():
     assert np.abs(first - again).min() > 0
 
 
-def test_draws_have_their_distributions():
-    """Within four standard errors of 262 numbers."""
-    drawn = np.concatenate([each.drawn for each in on_one_device()])
-    normal, uniform, bernoulli, _, _ = drawn.T
-    assert abs(normal.mean()) < 4 / 262**0.5
-    assert abs(normal.std() - 1) < 4 / (2 * 262) ** 0.5
-    assert uniform.min() >= 1 and uniform.max() < 2  # noqa: PT018
-    assert abs(uniform.mean() - 1.5) < 4 / (12 * 262) ** 0.5
-    assert set(bernoulli.round(12)) == {0.0, 1.0}
-    assert abs(bernoulli.mean() - 0.25) < 4 * (0.25 * 0.75 / 262) ** 0.5
-
-
 def test_each_update_has_the_rate_of_a_schedule():
     rate = keras.optimizers.schedules.PiecewiseConstantDecay([1, 3], [0.125, 0.25, 0.5])
     expected = [0.125, 0.125, 0.25, 0.25, 0.5, 0.5]

@@ -3,15 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.contract.commands import (
-    FOUR_DEVICES,
-    assert_error,
-    finished,
-    lines,
-    saved,
-    saved_steps,
-    small,
-)
+from tests.contract.commands import FOUR_DEVICES, finished, lines, saved, saved_steps
 
 SHORT = ("TRAIN_STEPS = 3", "EVAL_EVERY = None", "CHECKPOINT_EVERY = None", "LOG_EVERY = 1")
 
@@ -70,8 +62,3 @@ def test_the_seed_decides_about_the_run(tmp_path):
     kernels = [name for name, value in one.items() if value.shape == (64, 16)]
     assert kernels
     assert not any(np.array_equal(one[name], other[name]) for name in kernels)
-
-
-def test_a_batch_that_does_not_divide_among_the_replicas_is_refused(tmp_path):
-    ended = small(tmp_path / "run", "GLOBAL_BATCH_SIZE = 62", flags=FOUR_DEVICES)
-    assert_error(ended, "multiple of 4", "62")

@@ -7,23 +7,12 @@ import pytest
 import tensorflow as tf
 from tensorboard.plugins.hparams import metadata
 
-from tests.contract.commands import (
-    assert_error,
-    assert_same_end,
-    ddl_main,
-    done,
-    finished,
-    lines,
-    results,
-    saved,
-    saved_steps,
-    small,
-)
+from tests.contract import commands
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return finished(tmp_path_factory.mktemp("finished") / "run")
+    return commands.finished(tmp_path_factory.mktemp("finished") / "run")
 
 
 @pytest.fixture
@@ -48,27 +37,27 @@ def test_a_run_leaves_the_documented_files(run):
     names = {path.name for path in run.iterdir()}
     documented = {"config.gin", "operative_config.gin", "metrics.jsonl", "checkpoints"}
     assert names >= documented | {"train", "eval"}
-    assert saved_steps(run) == [4, 8, 12]
+    assert commands.saved_steps(run) == [4, 8, 12]
 
 
 def test_metrics_have_a_line_for_each_period(run):
-    assert [line["step"] for line in lines(run, "train")] == [3, 6, 9, 12]
-    assert [line["step"] for line in lines(run, "eval")] == [6, 12]
-    for line in lines(run):
+    assert [line["step"] for line in commands.lines(run, "train")] == [3, 6, 9, 12]
+    assert [line["step"] for line in commands.lines(run, "eval")] == [6, 12]
+    for line in commands.lines(run):
         assert line["epoch"] == pytest.approx(line["step"] / 23, rel=1e-4)  # 1,437 / 64
         assert {"loss", "accuracy"} <= line.keys()
         assert all(math.isfinite(line[name]) for name in line.keys() - {"split"})
-    for line in lines(run, "train"):
+    for line in commands.lines(run, "train"):
         assert line["learning_rate"] == pytest.approx(0.05)
         assert line["examples_per_second"] > 0
-    assert lines(run, "eval")[-1]["loss"] < 2.1  # that of a guess is 2.3
+    assert commands.lines(run, "eval")[-1]["loss"] < 2.1  # that of a guess is 2.3
 
 
 @pytest.mark.parametrize("split", ["train", "eval"])
 def test_tensorboard_shows_the_figures_of_metrics(run, split):
     written = [each for each in summaries(run / split) if each[1].tag.endswith("loss")]
     shown = [(step, float(tf.make_ndarray(value.tensor))) for step, value in written]
-    for line in lines(run, split):
+    for line in commands.lines(run, split):
         assert any(s == line["step"] and v == pytest.approx(line["loss"]) for s, v in shown)
 
 
@@ -84,34 +73,34 @@ def test_tensorboard_shows_the_macros_as_hyperparameters(run):
 
 
 def test_a_profile_and_short_loops_leave_the_results(run, tmp_path):
-    other = finished(tmp_path / "run", flags=("--profile=5:6", "--steps_per_loop=2"))
+    other = commands.finished(tmp_path / "run", flags=("--profile=5:6", "--steps_per_loop=2"))
     assert list(other.rglob("*.xplane.pb"))
-    assert_same_end(other, run)
+    commands.assert_same_end(other, run)
 
 
 def test_the_operative_config_repeats_the_run(run, tmp_path):
     again = tmp_path / "again"
-    ended = ddl_main(f"--gin_file={run}/operative_config.gin", f"--model_dir={again}")
+    ended = commands.ddl_main(f"--gin_file={run}/operative_config.gin", f"--model_dir={again}")
     assert ended.status == 0, ended.err
-    assert_same_end(again, run)
+    commands.assert_same_end(again, run)
     text = (again / "operative_config.gin").read_text()
     assert text == (run / "operative_config.gin").read_text()
     assert "SGD.nesterov = False" in text  # defaults, too
 
 
 def test_a_seed_that_the_config_leaves_open_is_drawn_and_kept(tmp_path):
-    run = finished(tmp_path / "run", "SEED = None", "TRAIN_STEPS = 4", "EVAL_EVERY = None")
+    run = commands.finished(tmp_path / "run", "SEED = None", "TRAIN_STEPS = 4", "EVAL_EVERY = None")
     text = (run / "operative_config.gin").read_text()
     (line,) = [line for line in text.splitlines() if line.startswith("SEED = ")]
     assert line.removeprefix("SEED = ").isdecimal()
-    finished(run, "SEED = None", "TRAIN_STEPS = 6", "EVAL_EVERY = None")
+    commands.finished(run, "SEED = None", "TRAIN_STEPS = 6", "EVAL_EVERY = None")
     assert line in (run / "operative_config.gin").read_text().splitlines()
-    assert lines(run)[-1]["step"] == 6
+    assert commands.lines(run)[-1]["step"] == 6
 
 
 def test_a_finished_run_has_nothing_to_do(copy):
     before = contents(copy)
-    assert "step 12" in done(copy).out
+    assert "step 12" in commands.done(copy).out
     after = contents(copy)
     changed = {name for name in after if before.get(name) != after[name]}
     assert before.keys() == after.keys()
@@ -119,19 +108,19 @@ def test_a_finished_run_has_nothing_to_do(copy):
 
 
 def test_a_longer_run_goes_on_from_the_last_checkpoint(run, tmp_path):
-    longer = finished(tmp_path / "run", "TRAIN_STEPS = 8")
-    assert "step 8" in small(longer).out
-    ours, theirs = saved(longer), saved(run)
+    longer = commands.finished(tmp_path / "run", "TRAIN_STEPS = 8")
+    assert "step 8" in commands.small(longer).out
+    ours, theirs = commands.saved(longer), commands.saved(run)
     assert all((ours[name] == value).all() for name, value in theirs.items())
-    assert results(longer)[-1] == results(run)[-1]
-    steps = [(line["split"], line["step"]) for line in lines(longer)]
+    assert commands.results(longer)[-1] == commands.results(run)[-1]
+    steps = [(line["split"], line["step"]) for line in commands.lines(longer)]
     assert len(set(steps)) == len(steps)
 
 
 def test_another_config_is_refused_with_the_difference(run):
     before = contents(run)
-    ended = small(run, "GLOBAL_BATCH_SIZE = 32", "SGD.momentum = 0.5", "TRAIN_STEPS = 20")
-    assert_error(ended, "GLOBAL_BATCH_SIZE", "64", "32", "SGD.momentum", "0.9", "0.5")
+    ended = commands.small(run, "GLOBAL_BATCH_SIZE = 32", "SGD.momentum = 0.5", "TRAIN_STEPS = 20")
+    commands.assert_error(ended, "GLOBAL_BATCH_SIZE", "64", "32", "SGD.momentum", "0.9", "0.5")
     assert "TRAIN_STEPS" not in ended.err
     assert contents(run) == before
 
@@ -139,33 +128,37 @@ def test_another_config_is_refused_with_the_difference(run):
 def test_retention_keeps_the_last_the_best_and_some(tmp_path):
     kept = ("Retention.last = 1", "Retention.every = 4")
     best = ("Retention.best_metric = 'loss'", "EVAL_EVERY = 2", "LEARNING_RATE = 1e-20")
-    run = finished(tmp_path / "run", *kept, *best, "CHECKPOINT_EVERY = 2", "TRAIN_STEPS = 10")
-    assert saved_steps(run) == [2, 4, 8, 10]  # the first of equal ones is the best
+    run = commands.finished(
+        tmp_path / "run", *kept, *best, "CHECKPOINT_EVERY = 2", "TRAIN_STEPS = 10"
+    )
+    assert commands.saved_steps(run) == [2, 4, 8, 10]  # the first of equal ones is the best
 
 
 def test_a_run_starts_from_the_weights_of_another(run, tmp_path):
     start = ("RunPlan.warm_start = @WarmStart()", f"WarmStart.checkpoint = '{run}'")
-    other = finished(tmp_path / "run", *start, "LEARNING_RATE = 1e-20", "TRAIN_STEPS = 1")
-    ours, theirs = lines(other, "eval")[0], lines(run, "eval")[-1]
+    other = commands.finished(tmp_path / "run", *start, "LEARNING_RATE = 1e-20", "TRAIN_STEPS = 1")
+    ours, theirs = commands.lines(other, "eval")[0], commands.lines(run, "eval")[-1]
     assert (ours["loss"], ours["accuracy"]) == (theirs["loss"], theirs["accuracy"])
 
 
 def test_a_cut_last_line_is_written_again(copy, run):
     whole = (copy / "metrics.jsonl").read_bytes()
     (copy / "metrics.jsonl").write_bytes(whole[:-30])
-    assert finished(copy, "TRAIN_STEPS = 14", "EVAL_EVERY = None")
-    assert results(copy)[:5] == results(run)[:5]
+    assert commands.finished(copy, "TRAIN_STEPS = 14", "EVAL_EVERY = None")
+    assert commands.results(copy)[:5] == commands.results(run)[:5]
 
 
 def test_a_damaged_config_is_named(copy):
     (copy / "config.gin").write_bytes(b"\xff\xfe\0")
     before = contents(copy)
-    assert_error(small(copy, "TRAIN_STEPS = 14"), "config.gin")
+    commands.assert_error(commands.small(copy, "TRAIN_STEPS = 14"), "config.gin")
     assert contents(copy) == before
 
 
 @pytest.mark.parametrize("mode", ["train_and_eval", "eval", "export"])
 def test_a_directory_that_is_a_file_is_named(tmp_path, mode):
     (tmp_path / "file").write_text("kept")
-    assert_error(small(tmp_path / "file", flags=(f"--mode={mode}",)), f"{tmp_path}/file")
+    commands.assert_error(
+        commands.small(tmp_path / "file", flags=(f"--mode={mode}",)), f"{tmp_path}/file"
+    )
     assert (tmp_path / "file").read_text() == "kept"

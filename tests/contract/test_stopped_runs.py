@@ -10,32 +10,21 @@ import time
 
 import pytest
 
-from tests.contract import acts
-from tests.contract.commands import (
-    Ended,
-    arguments,
-    assert_error,
-    assert_same_end,
-    done,
-    finished,
-    lines,
-    saved_steps,
-    small,
-)
+from tests.contract import acts, commands
 from tests.processes import forked
 
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
     """The run that nothing stops."""
-    return finished(tmp_path_factory.mktemp("straight") / "run", *acts.EVERY_STEP)
+    return commands.finished(tmp_path_factory.mktemp("straight") / "run", *acts.EVERY_STEP)
 
 
-def act_at(step, function, model_dir) -> Ended:
+def act_at(step, function, model_dir) -> commands.Ended:
     """Starts the run; once, after `step`, it calls the function."""
     acts.AT[step] = function
     try:
-        return small(model_dir, *acts.EVERY_STEP)
+        return commands.small(model_dir, *acts.EVERY_STEP)
     finally:
         full_disk(False)
         acts.AT.clear()
@@ -51,11 +40,11 @@ def test_a_signal_saves_and_the_run_resumes(tmp_path, straight, number, step):
 
     acts.AT.update(dict.fromkeys(range(step + 1, 11), lambda: time.sleep(5)))  # or at one of these
     ended = act_at(step, stop, run)
-    stopped = saved_steps(run)[-1]
+    stopped = commands.saved_steps(run)[-1]
     assert step <= stopped < 12
-    assert_error(ended, signal.Signals(number).name, f"step {stopped}", status=75)
-    assert f"step {stopped}" in small(run, *acts.EVERY_STEP).out
-    assert_same_end(run, straight)
+    commands.assert_error(ended, signal.Signals(number).name, f"step {stopped}", status=75)
+    assert f"step {stopped}" in commands.small(run, *acts.EVERY_STEP).out
+    commands.assert_same_end(run, straight)
 
 
 class Killed(BaseException):
@@ -71,24 +60,26 @@ def test_a_run_may_be_killed_again_and_again(tmp_path, straight):
     for step in (1, 5, 5, 12):
         with pytest.raises(Killed):
             act_at(step, lambda: fail(Killed()), tmp_path / "run")
-    finished(tmp_path / "run", *acts.EVERY_STEP)
-    assert_same_end(tmp_path / "run", straight)
+    commands.finished(tmp_path / "run", *acts.EVERY_STEP)
+    commands.assert_same_end(tmp_path / "run", straight)
 
 
-def test_an_error_of_the_users_code_is_status_1_and_one_of_the_system_70(tmp_path):
-    ended = act_at(6, lambda: fail(KeyError("absent")), tmp_path / "run")
-    assert_error(ended, "KeyError: 'absent'", "test_stopped_runs.py:")
-    ended = act_at(6, lambda: fail(ConnectionResetError("peer")), tmp_path / "run")
-    assert ended.status == 70
-    assert "Traceback" in ended.err
-    assert "ConnectionResetError: peer" in ended.err
+EARLY = "sys.exit() was called before the command was done"
+ENDS = [
+    (KeyError("absent"), 1, ["KeyError: 'absent'", "test_stopped_runs.py:"]),
+    (ConnectionResetError("peer"), 70, ["ConnectionResetError: peer"]),
+    *((SystemExit(done), 70, [EARLY]) for done in (None, 0)),
+    (SystemExit(3), 3, []),
+]
 
 
-@pytest.mark.parametrize(("asked", "status"), [(None, 70), (0, 70), (3, 3)])
-def test_an_exit_in_the_users_code_is_not_done(tmp_path, asked, status):
-    ended = act_at(6, lambda: sys.exit(asked), tmp_path / "run")
+@pytest.mark.parametrize(("error", "status", "words"), ENDS, ids=repr)
+def test_errors_of_the_users_code_are_1_those_of_the_system_70(tmp_path, error, status, words):
+    """And an exit in the user's code is not done."""
+    ended = act_at(6, lambda: fail(error), tmp_path / "run")
     assert ended.status == status
-    assert ("sys.exit() was called before the command was done" in ended.err) == (status == 70)
+    assert all(word in ended.err for word in words), ended.err
+    assert ("Traceback" in ended.err) == (status == 70)
 
 
 def full_disk(is_full):
@@ -97,22 +88,22 @@ def full_disk(is_full):
     resource.setrlimit(resource.RLIMIT_FSIZE, (0 if is_full else hard, hard))
 
 
-def test_writes_that_a_full_disk_refused_are_repeated(tmp_path, straight):
-    """The run trains on and ends as if there had been room."""
-    acts.AT[10] = lambda: full_disk(False)
-    ended = act_at(3, lambda: full_disk(True), tmp_path / "run")
-    assert "cannot be written" in ended.out
-    assert ended.status == 0, ended.err
-    assert saved_steps(tmp_path / "run")[-1] == 12
-    assert_same_end(tmp_path / "run", straight)
-
-
-def test_a_disk_that_stays_full_is_an_error(tmp_path, straight):
-    ended = act_at(6, lambda: full_disk(True), tmp_path / "run")
-    assert_error(ended, "written")
-    assert 12 not in saved_steps(tmp_path / "run")
-    finished(tmp_path / "run", *acts.EVERY_STEP)
-    assert_same_end(tmp_path / "run", straight)
+@pytest.mark.parametrize("recovers", [True, False])
+def test_a_full_disk(tmp_path, straight, recovers):
+    """Writes that it refused are repeated. One that stays full is an error; the run resumes."""
+    run = tmp_path / "run"
+    if recovers:
+        acts.AT[10] = lambda: full_disk(False)
+    ended = act_at(3, lambda: full_disk(True), run)
+    if recovers:
+        assert ended.status == 0, ended.err
+        assert "cannot be written" in ended.out
+    else:
+        commands.assert_error(ended, "written")
+        assert 12 not in commands.saved_steps(run)
+        commands.finished(run, *acts.EVERY_STEP)
+    assert commands.saved_steps(run)[-1] == 12
+    commands.assert_same_end(run, straight)
 
 
 def damage(run, step, ending):
@@ -126,42 +117,44 @@ def damage(run, step, ending):
 def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(tmp_path, straight, ending):
     run = shutil.copytree(straight, tmp_path / "run")
     damage(run, 12, ending)
-    ended = done(run, *acts.EVERY_STEP)
+    ended = commands.done(run, *acts.EVERY_STEP)
     assert re.search(r"step.12\b.* damaged", ended.out + ended.err)
     assert "step 8" in ended.out
-    assert_same_end(run, straight)
+    commands.assert_same_end(run, straight)
 
 
 def test_without_a_good_checkpoint_nothing_is_trained_anew(tmp_path, straight):
     run = shutil.copytree(straight, tmp_path / "run")
-    for step in saved_steps(run):
+    for step in commands.saved_steps(run):
         damage(run, step, "index")
-    assert_error(small(run, *acts.EVERY_STEP), "checkpoint")
-    assert len(lines(run)) == len(lines(straight))
+    commands.assert_error(commands.small(run, *acts.EVERY_STEP), "checkpoint")
+    assert len(commands.lines(run)) == len(commands.lines(straight))
 
 
 @pytest.mark.processes
 def test_a_second_run_in_the_directory_is_refused(tmp_path, straight):
     run, second = tmp_path / "run", []
-    command = [sys.executable, "-m", "ddl.main", *arguments(run, *acts.EVERY_STEP)]
+    command = [sys.executable, "-m", "ddl.main", *commands.arguments(run, *acts.EVERY_STEP)]
     options = {"capture_output": True, "text": True, "timeout": 600}
     ended = act_at(5, lambda: second.append(forked.run(command, **options)), run)
     assert second[0].returncode == 70
     assert str(run) in second[0].stderr
     assert "Traceback" not in second[0].stderr
     assert ended.status == 0
-    assert_same_end(run, straight)
+    commands.assert_same_end(run, straight)
 
 
 def test_divergence_is_status_76_and_saves_nothing_that_is_not_finite(tmp_path):
     run = tmp_path / "run"
-    assert_error(small(run, "LEARNING_RATE = 1e30"), "diverged", status=76)
-    assert saved_steps(run) == []
+    commands.assert_error(commands.small(run, "LEARNING_RATE = 1e30"), "diverged", status=76)
+    assert commands.saved_steps(run) == []
 
 
 @pytest.mark.parametrize("flags", [(), ("--mode=eval",)])
 def test_an_interrupt_before_training_is_status_130(tmp_path, monkeypatch, flags):
     (tmp_path / "interrupted.py").write_text("raise KeyboardInterrupt")
     monkeypatch.syspath_prepend(tmp_path)
-    assert_error(small(tmp_path / "run", "import interrupted", flags=flags), status=130)
+    commands.assert_error(
+        commands.small(tmp_path / "run", "import interrupted", flags=flags), status=130
+    )
     assert not (tmp_path / "run").exists()

@@ -1,11 +1,7 @@
 """Clusters of real processes, as `ddl.launch` starts them."""
 
-import json
 import math
-import os
 import signal
-import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,8 +9,11 @@ import keras
 import numpy as np
 import pytest
 
+import ddl
 from tests.contract.builders import make_trainer
+from tests.contract.commands import lines
 from tests.contract.noisy_task import NoisyTask, few_examples
+from tests.distribution.whole_clusters import finish_all, free_addresses, start_worker
 from tests.processes import forked
 
 pytestmark = pytest.mark.processes
@@ -28,7 +27,6 @@ def flags_of(folder, *files):
     flags = [f"--model_dir={folder / 'run'}", *(f"--gin_file={HERE / file}" for file in files)]
     if "disturbed.gin" in files:
         flags += [f"--gin_param=DieOnce.file = '{folder / 'death'}'"]
-        flags += [f"--gin_param=KeepWeights.file = '{folder / 'weights.npz'}'"]
     return flags
 
 
@@ -41,24 +39,10 @@ def launch(folder, files, *flags):
 
 
 def evaluations(folder):
-    rows = map(json.loads, (folder / "run/metrics.jsonl").read_text().splitlines())
-    return {row["step"]: row["loss"] for row in rows if row["split"] == "eval"}
+    return {line["step"]: line["loss"] for line in lines(folder / "run", "eval")}
 
 
-@pytest.fixture(scope="module")
-def in_one_process():
-    """Weights and loss of the run in this process, on one device and on two."""
-    ends, data = [], few_examples()
-    for where in (("one_device", 1), ("mirrored", 2)):
-        make = (NoisyTask, lambda: keras.optimizers.SGD(0.1, momentum=0.9))
-        options = {"eval_data": data, "shuffle": True, "seed": 0, "clip_norm": 0.5}
-        trainer = make_trainer(make, data, where, **options)
-        trainer.train(12, progress=False)
-        ends.append((trainer.model.get_weights(), trainer.evaluate()["loss"]))
-    return ends
-
-
-def test_two_workers_end_with_the_weights_of_one_process(in_one_process, tmp_path):
+def test_two_workers_end_with_the_weights_of_one_process(tmp_path):
     """One is killed in the second of two epochs, and the launcher starts both again."""
     (tmp_path / "death").touch()
     status, output = launch(tmp_path, DISTURBED, "--num_workers=2", "--max_restarts=1")
@@ -66,36 +50,23 @@ def test_two_workers_end_with_the_weights_of_one_process(in_one_process, tmp_pat
     assert (tmp_path / "death").read_text() == "died"
     assert "worker 1" in output
     assert "SIGKILL" in output
-    with np.load(tmp_path / "weights.npz") as found:
-        found = list(found.values())
-    for wanted, loss in in_one_process:
-        for one, other in zip(found, wanted, strict=True):
-            np.testing.assert_allclose(one, other, rtol=0, atol=1e-10)
-        assert evaluations(tmp_path)[12] == pytest.approx(loss, rel=1e-10)
+    make, data = (NoisyTask, lambda: keras.optimizers.SGD(0.1, momentum=0.9)), few_examples()
+    options = {"eval_data": data, "shuffle": True, "seed": 0, "clip_norm": 0.5}
+    trainer = make_trainer(make, data, ("one_device", 1), **options)
+    trainer.train(12, progress=False)
+    assert evaluations(tmp_path)[12] == pytest.approx(trainer.evaluate()["loss"], rel=1e-10)
+    wanted, found = trainer.model.get_weights(), ddl.load(tmp_path / "run").model.get_weights()
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-10)
 
 
 def test_a_worker_that_lost_another_names_it_and_ends_with_status_77(tmp_path):
     """Without a launcher: each process reads its place from TF_CONFIG."""
     (tmp_path / "death").touch()
-    command = [sys.executable, "-m", "ddl.main", *flags_of(tmp_path, *DISTURBED)]
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        hosts = [f"127.0.0.1:{each.getsockname()[1]}" for each in (one, other)]
-    started = []
-    for index in range(2):
-        place = {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}}
-        environment = {**os.environ, "TF_CONFIG": json.dumps(place)}
-        options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        started.append(forked.Popen(command, cwd=ROOT, env=environment, **options))
-    try:
-        outputs = [process.communicate(timeout=600)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert started[1].returncode == -signal.SIGKILL, outputs[1]
-    assert started[0].returncode == 77, outputs[0]
-    assert "worker 1" in outputs[0].lower()
+    hosts, flags = free_addresses(2), flags_of(tmp_path, *DISTURBED)
+    (lost, output), (died, _) = finish_all([start_worker(n, hosts, *flags) for n in range(2)])
+    assert (lost, died) == (77, -signal.SIGKILL), output
+    assert "worker 1" in output.lower()
 
 
 def test_a_parameter_server_trains_and_evaluates(tmp_path):

@@ -6,6 +6,8 @@ import pytest
 import tensorflow as tf
 
 import ddl
+from ddl import PerExample
+from tests.conftest import make_strategy
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -17,6 +19,7 @@ X = np.linspace(-1, 1, 48, dtype="float32").reshape(16, 3)
 Y = np.arange(16) % 2
 DATA = {"image": X, "label": Y}
 IMAGES = (np.ones((16, 4, 3, 1), "f4"), np.ones((16, 4, 3, 1), "f4"))
+DICE = keras.losses.Dice(reduction=None)  # over the whole batch
 of_classes = tf.nn.sparse_softmax_cross_entropy_with_logits
 
 
@@ -33,7 +36,7 @@ class Own:
 
     def per_example(self, features, training):
         made = self.own(self.model(features["image"], training=training))
-        return made if isinstance(made, ddl.PerExample | float) else ddl.PerExample(made)
+        return made if isinstance(made, PerExample | float) else PerExample(made)
 
 
 class OwnStep(Own):
@@ -61,29 +64,19 @@ def sgd(**arguments):
     return keras.optimizers.SGD(0.1, **arguments)
 
 
-def mirrored(replicas=2):
-    devices = [f"CPU:{n}" for n in range(replicas)]
-    reduction = tf.distribute.ReductionToOneDevice()
-    return tf.distribute.MirroredStrategy(devices, cross_device_ops=reduction)
-
-
 def with_value(value, row=3):
     x = X.copy()
     x[row] = value
     return {"image": x, "label": Y}
 
 
-def stream(x=X, y=Y):
-    return tf.data.Dataset.from_tensor_slices((x, y))
-
-
-def weighing(weight):
-    return tf.data.Dataset.from_tensor_slices((X, Y, np.full(16, weight)))
+def stream(*arrays):
+    return tf.data.Dataset.from_tensor_slices(arrays or (X, Y))
 
 
 def relative_metric(y):
     """Metrics are bound by the same rule as losses."""
-    return ddl.PerExample(y[:, 0], {"relative": y[:, 0] / tf.reduce_mean(y[:, 0])})
+    return PerExample(y[:, 0], {"relative": y[:, 0] / tf.reduce_mean(y[:, 0])})
 
 
 def batch_hard(y):
@@ -93,6 +86,10 @@ def batch_hard(y):
     farthest = tf.reduce_max(tf.where(alike, distances, 0.0), 1)
     nearest = tf.reduce_min(tf.where(alike, tf.float32.max, distances), 1)
     return tf.nn.softplus(farthest - tf.minimum(nearest, 100.0))
+
+
+def in_batch_negatives(y):
+    return of_classes(tf.range(y.shape[0]), y @ tf.transpose(y))
 
 
 def with_padding(y):
@@ -105,17 +102,13 @@ def of_images():
     return keras.Sequential([keras.Input((4, 3, 1)), keras.layers.Conv2D(1, 1)])
 
 
-def dice():
-    """A loss over the whole batch."""
-    return keras.losses.Dice(reduction=None)
-
-
 def of_two_inputs():
     one, other = keras.Input((3,), name="one"), keras.Input((3,), name="other")
     return keras.Model([one, other], keras.layers.Dense(1)(keras.layers.Add()([one, other])))
 
 
-def in_scope(strategy, **arguments):
+def in_scope(replicas, **arguments):
+    strategy = make_strategy("mirrored", replicas)
     with strategy.scope():
         return trainer(strategy=strategy, **arguments)
 
@@ -133,10 +126,7 @@ def idle_model():
 
 def used():
     optimizer = sgd()
-    model = network()
-    optimizer.apply(
-        [tf.zeros_like(v) for v in model.trainable_variables], model.trainable_variables
-    )
+    optimizer.iterations.assign(1)
     return optimizer
 
 
@@ -152,20 +142,16 @@ MISTAKES = [
     ("trainer(accumulation_steps=3)", "multiple of 3", "8"),
     ("trainer(global_batch_size=8.0)", "global_batch_size", "8.0"),
     ("trainer(global_batch_size=True)", "global_batch_size", "True"),
-    ("in_scope(mirrored(4), global_batch_size=6)", "4 replicas", "6", "8"),
+    ("in_scope(4, global_batch_size=6)", "4 replicas", "6", "8"),
     ("trainer(clip_norm=0.0)", "clip_norm", "0.0"),
     ("trainer(clip_norm='1')", "clip_norm", "'1'"),
-    ("trainer(accumulation_steps=0)", "accumulation_steps", "0"),
-    ("trainer(shuffle='no')", "shuffle", "'no'"),
     ("trainer(loss_scale=8.0)", "loss_scale", "LossScale"),
     ("trainer(weight_average=0.9)", "ExponentialMovingAverage"),
     ("trainer(max_skipped_updates=0)", "max_skipped_updates"),
-    ("trainer(seed='1')", "seed", "'1'"),
     ("trainer(strategy='mirrored')", "strategy", "'mirrored'"),
     # tasks
     ("trainer(ddl.Classification)", "Classification", "parentheses"),
     ("trainer(network())", "Keras model", "Classification"),
-    ("trainer('cnn')", "model"),
     ("ddl.Classification(None)", "model", "None"),
     ("ddl.Supervised(network(), keras.losses.CategoricalCrossentropy())", "reduction=None"),
     ("ddl.Supervised(network(1), 'msee')", "'msee'"),
@@ -177,27 +163,19 @@ MISTAKES = [
     ("train(Own(lambda y: 3.0))", "PerExample"),
     ("train(Own(lambda y: tf.cast(y[:, 0], tf.int32)))", "int32"),
     ("train(Own(lambda y: y[:4, 0]))", "loss", "batch"),
-    ("train(Own(lambda y: ddl.PerExample(y[:, 0], {'step': y[:, 0]})))", "'step'", "reserved"),
-    ("train(Own(lambda y: ddl.PerExample(y[:, 0], [y[:, 0]])))", "metrics", "dict"),
-    ("train(Own(lambda y: ddl.PerExample(y[:, 0], weight=y)))", "weight", "shape"),
-    (
-        "train(Own(lambda y: ddl.PerExample(y[:, 0], weight=-1 - y[:, 0] ** 2)))",
-        "weight",
-        "at least 0",
-    ),
+    ("train(Own(lambda y: PerExample(y[:, 0], {'step': y[:, 0]})))", "'step'", "reserved"),
+    ("train(Own(lambda y: PerExample(y[:, 0], [y[:, 0]])))", "metrics", "dict"),
+    ("train(Own(lambda y: PerExample(y[:, 0], weight=y)))", "weight", "shape"),
+    ("train(Own(lambda y: PerExample(y[:, 0], weight=-tf.exp(y[:, 0]))))", "weight", "at least 0"),
     ("train(Own(lambda y: tf.nn.softmax(y[:, 0], 0)))", "other examples", "ddl.gather"),
     ("train(Own(lambda y: (y[:, 0] - tf.roll(y[:, 0], 1, 0)) ** 2))", "other examples"),
     ("train(Own(lambda y: y[:, 0] ** 2, idle_model()))", "idle/extra"),
     ("trainer(task=Own(lambda y: y[:, 0]), data={'x': X, 'label': Y}).train(1)", "'image'"),
-    (
-        "train(Own(lambda y: of_classes(tf.range(y.shape[0]), y @ tf.transpose(y))))",
-        "other examples",
-    ),
-    ("train(Own(lambda y: y[:, 0] / tf.reduce_max(y[:, 0])))", "other examples", "ddl.gather"),
+    ("train(Own(in_batch_negatives))", "other examples", "ddl.gather"),
     ("train(Own(relative_metric))", "other examples", "ddl.gather"),
     ("train(Own(batch_hard))", "other examples", "ddl.gather"),
     ("train(Own(with_padding))", "padding", "mask"),
-    ("train(ddl.Supervised(of_images(), dice()), data=IMAGES)", "axis=(1, 2, 3)"),
+    ("train(ddl.Supervised(of_images(), DICE), data=IMAGES)", "axis=(1, 2, 3)"),
     # optimizers
     ("trainer(optimizer=keras.optimizers.SGD)", "SGD"),
     ("trainer(optimizer='adma')", "'adma'", "'adam'"),
@@ -214,15 +192,14 @@ MISTAKES = [
     ("trainer(data={'image': X[:0], 'label': Y[:0]})", "at least one example"),
     ("trainer(data={'image': X, 'label': Y[:9]})", "16", "9"),
     ("train(data=with_value(np.nan))", "not finite"),
-    ("train(data=with_value(np.inf))", "not finite"),
-    ("train(data=stream(with_value(np.nan)['image']))", "not finite"),
-    ("train(data=weighing(-1.0))", "'weight'"),
+    ("train(data=stream(with_value(np.nan)['image'], Y))", "not finite"),
+    ("train(data=stream(X, Y, -np.ones(16)))", "'weight'"),
     ("trainer(data=(X.astype(str), Y))", "'image'", "text"),
     ("trainer(data=(X[:, :2], Y))", "(2,)", "(3,)"),
     ("trainer(data={'image': X, 'target': Y})", "'label'", "target"),
     ("trainer(data=(X, Y + 1))", "from 0 to 1", "2"),
     ("trainer(data=(X, Y - 1))", "from 0 to 1", "-1"),
-    ("train(data=stream(y=Y + 5))", "label"),
+    ("train(data=stream(X, Y + 5))", "label"),
     ("trainer(data=(X, Y / 255))", "Labels", "float64"),
     ("trainer(data=(X, Y[:, None]))", "(n, 1)"),
     ("trainer(data=(X, Y, -np.ones(16)))", "weight", "-1"),
@@ -243,7 +220,6 @@ MISTAKES = [
     ("trainer().train(steps=1, epochs=1)", "steps", "epochs"),
     ("trainer().train(-1)", "steps", "-1"),
     ("trainer().train(2.5)", "steps", "2.5"),
-    ("trainer().train(True)", "steps", "True"),
     ("trainer().evaluate()", "eval_data"),
     ("trainer().evaluate(X, Y)", "evaluate((x, y"),
     ("trainer().predict(X[:, :2])", "(3,)", "(2,)"),
@@ -258,7 +234,7 @@ MISTAKES = [
     ("ddl.fit(trainer(), train_steps=1, restore_best=True)", "restore_best", "model_dir"),
     ("ddl.gather(tf.ones([8]))", "ddl.gather", "loss"),
     # strategies
-    ("trainer(ddl.Classification(network()), strategy=mirrored())", "scope"),
+    ("trainer(ddl.Classification(network()), strategy=make_strategy('mirrored', 2))", "scope"),
 ]
 
 
@@ -281,4 +257,4 @@ def test_correct_calls_are_accepted():
     assert made.predict(X).shape == (16, 2)
     train(Own(lambda y: y[:, 0] ** 2))
     train(OwnStep(lambda t, u, b: u.minimize(t.per_example, b)))
-    in_scope(mirrored()).train(1)
+    in_scope(2).train(1)

@@ -101,7 +101,7 @@ def connect():
 
 def lines_of(connection, wanted) -> str:
     """What comes until `wanted` is in it."""
-    connection.settimeout(10)
+    connection.settimeout(60)
     text = ""
     while wanted not in text:
         received = connection.recv(100).decode()

@@ -1,6 +1,5 @@
 """Several real workers on this machine, as `ddl.launch` starts them."""
 
-import os
 import re
 import signal
 
@@ -13,7 +12,6 @@ from tests.distribution.whole_clusters import (
     finish_all,
     free_addresses,
     launch,
-    processes_of,
     start_worker,
 )
 
@@ -21,13 +19,13 @@ from tests.distribution.whole_clusters import (
 @pytest.mark.processes
 def test_workers_agree_on_the_step_at_which_they_stop(tmp_path):
     """One of them is asked; all save and end at the same step, with 75."""
-    model_dir = tmp_path / "run"
+    model_dir, asked = tmp_path / "run", tmp_path / "asked"
+    asked.touch()
     seldom = ["TRAIN_STEPS = 100000", "EVAL_EVERY = 100000", "CHECKPOINT_EVERY = 100000"]
-    process = launch(2, *arguments(model_dir, *seldom))
-    while not process.stdout.readline().startswith("step 20 "):
-        assert process.poll() is None
-    os.kill(processes_of(model_dir)[1], signal.SIGTERM)
-    status, output = finish(process)
+    stops = ["import tests.contract.noisy_task", "RunPlan.callbacks = [@Every()]"]
+    stops += ["Every.steps = 20", "Every.function = @DieOnce()"]
+    stops += [f"DieOnce.file = '{asked}'", f"DieOnce.number = {signal.SIGTERM.value}"]
+    status, output = finish(launch(2, *arguments(model_dir, *stops, *seldom)))
     assert status == 75, output
     saved = tf.train.latest_checkpoint(str(model_dir / "checkpoints"))
     step = f"at step {int(saved.rpartition('-')[2]):,} of 100,000, after saving"

@@ -1,4 +1,4 @@
-"""Clusters of workers in separate processes, and checks that no process is left."""
+"""Clusters of workers in separate processes."""
 
 import hashlib
 import json
@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from ddl.launcher.tasks import free_ports
-from tests.processes import commands, forked
+from tests.processes import forked
 from tests.run.whole_runs import ROOT
 
 # The batch divides among 1, 2, 3 and 4 replicas with two microbatches each.
@@ -85,14 +85,3 @@ def finish_all(processes, timeout=600) -> list[tuple[int, str]]:
         for process in processes:
             process.kill()
             process.communicate()
-
-
-def processes_of(model_dir) -> dict[int, int]:
-    """Returns the process IDs of a run's workers by index."""
-    found = {}
-    for number, (command, environment) in commands.running().items():
-        # Skips the launcher, which has no index, and a process that is not fully started.
-        if f"--model_dir={model_dir}" in command and '"index":' in environment:
-            index = environment.split('"index":')[1].strip()[0]
-            found[int(index)] = number
-    return found

@@ -7,8 +7,6 @@ from tests.documents.pages import ROOT
 
 def test_the_api_pages_are_those_of_the_docstrings():
     spec = importlib.util.spec_from_file_location("write", ROOT / "docs/api/write.py")
-    assert spec is not None
-    assert spec.loader is not None
     write = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(write)
     shown = {path.name: path.read_text() for path in write.FOLDER.glob("*.md")}

@@ -49,11 +49,20 @@ def test_links(page):
         assert not anchor or anchor in anchors(linked), f"{page.name} links to {target}"
 
 
+def check_names(pattern, is_there):
+    """Raises AssertionError unless all names of the pages' code that a pattern finds are there."""
+    missing = {
+        (page.name, name)
+        for page, code in all_code()
+        for name in re.findall(pattern, code)
+        if not is_there(name)
+    }
+    assert not missing
+
+
 def test_paths():
     pattern = r"(?<![\w/.-])(?:configs|tests|ddl|benchmarks|docs|examples)/[\w./]*"
-    for page, code in all_code():
-        for path in re.findall(pattern, code):
-            assert (ROOT / path).exists(), f"{page.name} names {path}"
+    check_names(pattern, lambda path: (ROOT / path).exists())
 
 
 def resolved(name: str) -> bool:
@@ -61,25 +70,22 @@ def resolved(name: str) -> bool:
     home, _, argument = name.rpartition(".")
     found = pydoc.locate(home)
     is_argument = inspect.isclass(found) and argument in inspect.signature(found).parameters
-    return is_argument or pydoc.locate(name) is not None
+    return name.endswith(".py") or is_argument or pydoc.locate(name) is not None
 
 
 def test_dotted_names():
-    for page, code in all_code():
-        for name in re.findall(r"(?<![\w/.@-])(?:ddl|keras)(?:\.[A-Za-z]\w*)+", code):
-            assert name.endswith(".py") or resolved(name), f"{page.name} names {name}"
-        for name in re.findall(r"(?<![\w.])tf\.([A-Za-z][\w.]*\w)", code):
-            operator.attrgetter(name)(tf)  # raises AttributeError
+    check_names(r"(?<![\w/.@-])(?:ddl|keras)(?:\.[A-Za-z]\w*)+", resolved)
+    get = operator.attrgetter  # raises AttributeError
+    check_names(r"(?<![\w.])tf\.([A-Za-z][\w.]*\w)", lambda name: [get(name)(tf)])
 
 
 def test_benchmarks_and_targets_of_make():
     makefile = (ROOT / "Makefile").read_text()
-    for page, code in all_code():
-        for names in re.findall(r"python -m benchmarks ([a-z_ ]+)", code):
-            for name in names.split():
-                assert (ROOT / f"benchmarks/{name}.py").exists(), f"{page.name} names {name}"
-        for target in re.findall(r"(?<![\w/])make ([a-z-]+)", code):
-            assert re.search(rf"^{target}:", makefile, re.M), f"{page.name} names make {target}"
+    check_names(
+        r"python -m benchmarks ([a-z_ ]+)",
+        lambda names: all((ROOT / f"benchmarks/{name}.py").exists() for name in names.split()),
+    )
+    check_names(r"(?<![\w/])make ([a-z-]+)", lambda name: f"\n{name}:" in makefile)
 
 
 def test_flags():
@@ -87,26 +93,18 @@ def test_flags():
     known = {"help", "gin.NAME", ""}
     for values in (main_flags(), launch_flags(), config_flags()):
         known |= {flag.name for flag in values.get_key_flags_for_module("ddl.cli.flags")}
-    assert len(known) > 20
-    named = {}
-    for page, code in all_code():
-        for flag in re.findall(r"(?<![\w-])--([A-Za-z][\w.-]*)", code):
-            assert flag in known | FLAGS_OF_OTHERS, f"{page.name} names --{flag}"
-            named[flag] = page
-    assert known - named.keys() <= {""}
-
-
-def test_macros_of_standard_gin_are_documented():
-    for name in re.findall(r"^([A-Z_]+) = ", STANDARD, re.M):
-        assert f"`{name}`" in (ROOT / "docs" / "configs.md").read_text(), f"{name} is on no page"
+    pattern = r"(?<![\w-])--([A-Za-z][\w.-]*)"
+    check_names(pattern, lambda flag: flag in known | FLAGS_OF_OTHERS)
+    assert known - set(re.findall(pattern, "\n".join(code for _, code in all_code()))) == {""}
 
 
 def test_macros():
+    """Pages name macros that exist, and each macro of standard.gin is on a page."""
     texts = [STANDARD, *(path.read_text() for path in (ROOT / "configs").glob("*.gin"))]
     macros = set(re.findall(r"^([A-Z][A-Z_]+) = ", "\n".join(texts), re.M)) | VARIABLES_OF_OTHERS
-    for page, code in all_code():
-        for name in re.findall(r"(?<![\w.])[A-Z][A-Z0-9]*_[A-Z0-9_]+(?![\w.])", code):
-            assert name in macros, f"{page.name} names {name}"
+    check_names(r"(?<![\w.])[A-Z][A-Z0-9]*_[A-Z0-9_]+(?![\w.])", macros.__contains__)
+    for name in re.findall(r"^([A-Z_]+) = ", STANDARD, re.M):
+        assert f"`{name}`" in (ROOT / "docs" / "configs.md").read_text(), f"{name} is on no page"
 
 
 @cache
@@ -118,14 +116,16 @@ def registered(name: str):
     return known[0] if len(known) == 1 else None
 
 
+def has_parameter(names: tuple[str, str]) -> bool:
+    """Returns whether a parameter is one of what a name in a config means, or is none."""
+    name, parameter = names
+    item = registered(name)
+    if item is None or parameter in ("py", "gin", "md"):
+        return True
+    return parameter in inspect.signature(item).parameters or hasattr(item, parameter)
+
+
 def test_names_in_configs():
-    own = "".join(files().values())
-    for page, code in all_code():
-        for name in re.findall(r"@(?:[\w]+/)?([\w.]+)\(\)", code):
-            users = re.search(rf"(def|class) {name}\b", own)
-            assert users or registered(name) is not None, f"{page.name} names @{name}()"
-        for name, parameter in re.findall(r"(?<![\w./@])([A-Za-z]\w+)\.([a-z]\w*)\b", code):
-            item = registered(name)
-            if item is not None and parameter not in ("py", "gin", "md"):
-                known = parameter in inspect.signature(item).parameters or hasattr(item, parameter)
-                assert known, f"{page.name} names {name}.{parameter}"
+    own = set(re.findall(r"(?:def|class) (\w+)", "".join(files().values())))
+    check_names(r"@(?:[\w]+/)?([\w.]+)\(\)", lambda name: name in own or registered(name))
+    check_names(r"(?<![\w./@])([A-Za-z]\w+)\.([a-z]\w*)\b", has_parameter)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from ddl.distribution.devices import configure_devices
-from ddl.distribution.path import GPU, VIRTUAL_GPU, taking
+from ddl.distribution.path import VIRTUAL_GPU, taking
 from ddl.distribution.strategies import build_strategy
 from ddl.precision import set_tf32
 
@@ -24,7 +24,7 @@ class Place:
       replicas: Number of replicas; None takes each GPU of the machine, at least two.
       is_split: Whether the replicas share GPU 0.
       deterministic: Whether operations are deterministic, as with --deterministic_ops.
-      on_cpu: Whether virtual CPU devices take the GPU's path, to try the suite's own code.
+      on_cpu: Whether virtual CPU devices take the GPUs' path, to try the suite's own code.
     """
 
     name: str
@@ -42,22 +42,17 @@ class Place:
     def strategy(self) -> Iterator[tf.distribute.Strategy]:
         """Configures the devices, and yields the strategy; the path is taken within the block."""
         set_tf32(False)
-        name = "one_device" if self.replicas == 1 else "mirrored"
-        if self.on_cpu:
-            configure_devices(self.replicas or 2, gpus=(), deterministic_ops=self.deterministic)
-            path = VIRTUAL_GPU if self.is_split else GPU
-            with taking(dataclasses.replace(path, compiles=False)):  # XLA takes long on CPUs
-                yield build_strategy(name)
-            return
         configure_devices(
             num_virtual_devices=self.replicas if self.is_split else None,
-            gpus=None if self.replicas is None else [0],
+            gpus=() if self.on_cpu else None if self.replicas is None else [0],
             deterministic_ops=self.deterministic,
         )
-        yield build_strategy(name)
+        of_gpu = dataclasses.replace(VIRTUAL_GPU, compiles=False)  # XLA takes long on CPUs
+        with taking(of_gpu) if self.on_cpu else contextlib.nullcontext():
+            yield build_strategy("one_device" if self.replicas == 1 else "mirrored")
 
 
-_ALL = [
+_ALL = (
     Place("one"),
     Place("one_deterministic", deterministic=True),
     Place("virtual_2", 2, is_split=True),
@@ -65,5 +60,5 @@ _ALL = [
     Place("virtual_4", 4, is_split=True),
     Place("several", None),
     Place("several_deterministic", None, deterministic=True),
-]
+)
 PLACES = {place.name: place for place in _ALL}

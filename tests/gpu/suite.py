@@ -11,9 +11,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -23,35 +21,8 @@ _SECONDS = 540
 """After so many seconds no further check begins: a command has ten minutes."""
 
 
-def run(place: Any, names: Sequence[str], file: Path) -> list[str]:
-    """Runs checks at a place, and writes what each finds; returns what is wrong."""
-    from tests.gpu.checks import CHECKS
-
-    found: dict[str, Any] = {}
-    wrong: list[str] = []
-    file.parent.mkdir(parents=True, exist_ok=True)
-    begin = time.monotonic()
-    with place.strategy() as strategy:
-        for name in names:
-            if time.monotonic() - begin > _SECONDS:
-                wrong.append(f"{name}: not run, {_SECONDS} seconds were over")
-                continue
-            findings = []
-            try:
-                findings.extend(CHECKS[name](place, strategy))
-            except Exception:
-                wrong.append(f"{name}: {traceback.format_exc()}")
-            bad = [each for each in findings if not each.is_good]
-            wrong += [f"{name}: {f.what}: {f.value:.3g}, at most {f.most}" for f in bad]
-            found[name] = [dataclasses.asdict(each) for each in findings]
-            text = json.dumps({"checks": found, "wrong": wrong}, indent=1, default=float)
-            file.write_text(text + "\n")
-            print(f"{place.name}, {name}: {len(findings)} figures", *wrong, sep="\n ", flush=True)
-    return wrong
-
-
 def main() -> None:
-    """Runs the checks of a place."""
+    """Runs the checks of a place, and writes what each finds."""
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.suite")
     parser.add_argument("place")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder [%(default)s]")
@@ -64,8 +35,24 @@ def main() -> None:
 
     place = dataclasses.replace(PLACES[flags.place], on_cpu=flags.on_cpu)
     names = OF_DETERMINISM if place.deterministic else tuple(CHECKS)
-    names = tuple(flags.only.split(",")) if flags.only else names
-    wrong = run(place, names, flags.results / f"{place.name}.json")
+    found, wrong, begin = {}, [], time.monotonic()
+    flags.results.mkdir(parents=True, exist_ok=True)
+    with place.strategy() as strategy:
+        for name in flags.only.split(",") if flags.only else names:
+            if time.monotonic() - begin > _SECONDS:
+                wrong.append(f"{name}: not run, {_SECONDS} seconds were over")
+                continue
+            findings = []
+            try:
+                findings.extend(CHECKS[name](place, strategy))
+            except Exception:
+                wrong.append(f"{name}: {traceback.format_exc()}")
+            bad = [each for each in findings if not each.value <= each.most]  # also a NaN
+            wrong += [f"{name}: {f.what}: {f.value:.3g}, at most {f.most}" for f in bad]
+            found[name] = [each._asdict() for each in findings]
+            text = json.dumps({"checks": found, "wrong": wrong}, indent=1, default=float)
+            (flags.results / f"{place.name}.json").write_text(text + "\n")
+            print(f"{place.name}, {name}: {len(findings)} figures", *wrong, sep="\n ", flush=True)
     # Deleting a data set waits up to a minute for its tuner, so the process ends without it.
     sys.stdout.flush()
     os._exit(1 if wrong else 0)

@@ -2,27 +2,22 @@
 
     python -m pytest -m gpu tests/gpu -k virtual_4
 
-Each test ends after ten minutes at the latest. Its results are in the folder `gpu_results`, or in
-the one that the environment variable DDL_GPU_RESULTS names. Skipped without a GPU, but for a try of
-the suite's own code on CPU devices.
+Each test ends after ten minutes at the latest. Its results are in the folder `gpu_results`. Skipped
+without a GPU, but for a try of the suite's own code on CPU devices.
 """
 
 import fcntl
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from benchmarks import harness
 from tests.gpu import suite
+from tests.gpu.places import PLACES
 
-RESULTS = Path(os.environ.get("DDL_GPU_RESULTS", suite.RESULTS))
 SUITE = [sys.executable, "-m", "tests.gpu.suite"]
-PLACES = ("one", "one_deterministic", "virtual_2", "virtual_2_deterministic", "virtual_4")
-OF_SEVERAL = ("several", "several_deterministic")
 
 
 @pytest.fixture
@@ -30,18 +25,18 @@ def alone():
     """Virtual GPUs take all memory, so that two tests cannot share a GPU."""
     if not harness.gpus():
         pytest.skip("there is no GPU")
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    with open(RESULTS / "lock", "w") as lock:
+    suite.RESULTS.mkdir(parents=True, exist_ok=True)
+    with open(suite.RESULTS / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("place", [*PLACES, *OF_SEVERAL])
+@pytest.mark.parametrize("place", PLACES)
 def test_place(place, alone):
-    if place in OF_SEVERAL and len(harness.gpus()) < 2:
+    if place.startswith("several") and len(harness.gpus()) < 2:
         pytest.skip("there is no GPU beside the first")
-    subprocess.run([*SUITE, place, f"--results={RESULTS}"], timeout=600, check=True)
+    subprocess.run([*SUITE, place], timeout=600, check=True)
 
 
 @pytest.mark.gpu

@@ -3,7 +3,7 @@ import tensorflow as tf
 
 from ddl.layers import sum_over_replicas
 from ddl.layers.across_replicas import gather_over_replicas, scatter_over_replicas
-from tests.conftest import LikeGpus, for_every_strategy
+from tests.conftest import LikeGpus
 
 
 def on_replicas(strategy, function):
@@ -50,7 +50,6 @@ def check_rows_sums_and_gradients(strategy):
         np.testing.assert_allclose(of_sums[replica], 2 * total * numbers)
 
 
-@for_every_strategy
 def test_rows_sums_and_gradients_of_all_replicas(strategy):
     check_rows_sums_and_gradients(strategy)
 

@@ -9,8 +9,8 @@ A forked program that starts others itself, as `ddl.launch` does, forks them lik
 
 The processes are real: children of the caller with process IDs, pipes, a directory, environment
 and signals of their own. Two things differ from a start of Python: /proc shows the template's
-command line, so `commands.py` keeps the list of commands; and what is read when TensorFlow is
-imported is that of the template, so commands that set such variables are started as usual.
+command line; and what is read when TensorFlow is imported is that of the template, so commands that
+set such variables are started as usual.
 """
 
 import array
@@ -23,13 +23,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.processes import commands, template
+from tests.processes import template
 
 in_a_program = False  # whether this process is itself such a fork
 
 _ROOT = Path(__file__).parents[2]
 _READ_AT_IMPORT = ("TF_", "OMP_", "KMP_", "OPENBLAS_", "XLA_", "CUDA_", "KERAS_", "MALLOC_")
-_READ_LATER = ("TF_CONFIG",)
 _SET_CHILD_SUBREAPER = 36
 _LIBRARY = ctypes.CDLL(None)
 
@@ -59,7 +58,6 @@ class Popen(subprocess.Popen):
             self.pid = template.fork(request, streams, session, preexec_fn)
         else:
             self.pid = _template().fork(request, streams)
-        commands.remember(self.pid, request["arguments"], environment)
         self._child_created = True
         self._close_pipe_fds(*pipes)
 
@@ -88,7 +86,7 @@ def _is_forkable(arguments, environment) -> bool:
     return all(
         environment.get(name) == started.get(name)
         for name in {*environment, *started}
-        if name.startswith(_READ_AT_IMPORT) and name not in _READ_LATER
+        if name.startswith(_READ_AT_IMPORT) and name != "TF_CONFIG"
     )
 
 

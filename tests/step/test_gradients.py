@@ -6,7 +6,7 @@ import tensorflow as tf
 import ddl
 from ddl.errors import ConfigError, TrainingDiverged
 from ddl.step import gradients as gradient_path
-from tests.conftest import for_every_strategy, make_strategy
+from tests.conftest import make_strategy
 
 
 def test_refuses_an_optimizer_made_outside_the_scope():
@@ -16,7 +16,6 @@ def test_refuses_an_optimizer_made_outside_the_scope():
         gradient_path.prepare_optimizer(*given)
 
 
-@for_every_strategy
 def test_apply_takes_gradients_as_they_are(strategy):
     """Holds Keras's private hook: were it renamed, `apply` would sum over replicas again."""
     with strategy.scope():

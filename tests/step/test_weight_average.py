@@ -12,8 +12,6 @@ from ddl.errors import ConfigError
 from tests.conftest import make_strategy
 from tests.training.test_trainer import make_trainer, weights_and_slots
 
-pytestmark = pytest.mark.usefixtures("rows_checked_on_one_device")
-
 RULE = ddl.ExponentialMovingAverage(0.9)
 
 

@@ -21,8 +21,6 @@ from tests.step.verbs.own_steps import (
 
 STEPS = 6
 
-pytestmark = pytest.mark.usefixtures("rows_checked_on_one_device")
-
 
 def test_groups_are_what_a_loop_without_ddl_computes():
     """Two rates and decays, under one limit of the norm."""
