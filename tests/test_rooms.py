@@ -5,18 +5,13 @@ that the imports draw, as BUILD.md shows them.
 """
 
 import ast
-import graphlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-import benchmarks
 import ddl
 
 PACKAGE = Path(ddl.__file__).parent
-BENCHMARKS = Path(benchmarks.__file__).parent
 
 GROUND = {
     *("choices", "errors", "figures", "microbatch", "output", "precision", "random", "signals"),
@@ -117,38 +112,6 @@ def test_no_module_outgrows_500_lines():
         if (lines := len(path.read_text().splitlines())) > 500
     }
     assert not long, long
-
-
-def imported_modules(path: Path, modules: set[str]) -> set[str]:
-    """The modules that a module imports, also within functions."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom):
-            names = [f"{node.module}.{name.name}" for name in node.names]
-            found |= {name if name in modules else str(node.module) for name in names}
-        elif isinstance(node, ast.Import):
-            found |= {name.name for name in node.names}
-    return found & modules
-
-
-def circle_in(folder: Path) -> list[str]:
-    """Modules of a package that import each other in a circle; empty if there is none."""
-    paths = {
-        ".".join(path.relative_to(folder.parent).with_suffix("").parts): path
-        for path in folder.rglob("*.py")
-        if path.name != "__init__.py" and "peers" not in path.parts
-    }
-    graph = {name: imported_modules(path, set(paths)) for name, path in paths.items()}
-    try:
-        graphlib.TopologicalSorter(graph).prepare()
-    except graphlib.CycleError as error:
-        return list(error.args[1])
-    return []
-
-
-@pytest.mark.parametrize("folder", [PACKAGE, BENCHMARKS], ids=lambda folder: folder.name)
-def test_no_modules_import_each_other(folder):
-    assert not circle_in(folder)
 
 
 if __name__ == "__main__":

@@ -116,7 +116,7 @@ class Evaluations:
             iterator = self._iterators.pop(pipeline, None)
             iterator = iterator or pipeline.iterator(self._strategy, repeats=is_own)
             count = tf.constant(pipeline.steps_per_epoch, tf.int64)
-            given = iterator, count, state.batches, state.step
+            given = iterator, count, state.step
             sums = self._on_devices((pipeline, loss), is_own, *given)
             if is_own:
                 self._iterators[pipeline] = iterator
@@ -143,14 +143,14 @@ class Evaluations:
         return self._losses[spec]
 
     def _sums_on_devices(
-        self, pipeline: BatchPipeline, loss: Loss, iterator: Any, count: tf.Tensor, *now: tf.Tensor
+        self, pipeline: BatchPipeline, loss: Loss, iterator: Any, count: tf.Tensor, step: tf.Tensor
     ) -> tf.Tensor:
         """Returns the metric sums over the next `count` batches of a distributed iterator."""
 
         def batch_of(number: tf.Tensor) -> Batch:
             return pipeline.next_batch(iterator, self._strategy, number)
 
-        return self._sums(pipeline, loss, batch_of, (tf.zeros_like(count), count), *now)
+        return self._sums(pipeline, loss, batch_of, (tf.zeros_like(count), count), step)
 
     @fixed_order_of_sums()
     def _sums(
@@ -159,7 +159,7 @@ class Evaluations:
         loss: Loss,
         batch_of: Callable[[tf.Tensor], Batch],
         ends: tuple[tf.Tensor, tf.Tensor],
-        *now: tf.Tensor,
+        step: tf.Tensor,
     ) -> tf.Tensor:
         """Returns the metric sums over batches: float64 [size]. Cross-replica context, in a graph.
 
@@ -168,7 +168,7 @@ class Evaluations:
           loss: Gives the metric sums of a replica's batch.
           batch_of: Returns the batch of a number, int64 [].
           ends: Numbers of the first batch, and after the last batch, int64 [].
-          *now: Batches that the training has read, and updates that it has made, int64 [].
+          step: Updates that the training has made, int64 [].
         """
         strategy = self._strategy
         # int32, which stays on the host: GPUs would send each answer to the host, which waits.
@@ -176,7 +176,7 @@ class Evaluations:
             first, end = (tf.cast(number, tf.int32) for number in ends)
 
         def of_replica(batch: Batch) -> tf.Tensor:
-            return self._compiler.of_pass(lambda: sums_of(pipeline, loss, batch, *now))
+            return self._compiler.of_pass(lambda: sums_of(pipeline, loss, batch, step))
 
         def add_batch(turn: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             with on_host_if_placed(strategy):
@@ -204,15 +204,15 @@ class Evaluations:
 
         @tf.function(autograph=False)
         def of_range(
-            data: Any, rows: Any, first: tf.Tensor, count: tf.Tensor, *now: tf.Tensor
+            data: Any, rows: Any, first: tf.Tensor, count: tf.Tensor, step: tf.Tensor
         ) -> tf.Tensor:
             rows = workers.received(rows)
             batch_of = lambda number: workers.batch(data, rows, number - first, number)  # noqa: E731
-            return self._sums(pipeline, loss, batch_of, (first, first + count), *now)
+            return self._sums(pipeline, loss, batch_of, (first, first + count), step)
 
         def sums_of_all(state: TrainingState) -> tf.Tensor:
             sums = [
-                workers.schedule(of_range, *ends, state.batches, state.step)
+                workers.schedule(of_range, *ends, state.step)
                 for ends in workers.ranges(0, pipeline.steps_per_epoch or 0)
             ]
             workers.wait()
@@ -235,11 +235,9 @@ class Evaluations:
         return {n: self._workers.broadcast_float(own.get(n, 0.0)) for n in metric.names}
 
 
-def sums_of(
-    pipeline: BatchPipeline, loss: Loss, batch: Batch, position: tf.Tensor, step: tf.Tensor
-) -> tf.Tensor:
+def sums_of(pipeline: BatchPipeline, loss: Loss, batch: Batch, step: tf.Tensor) -> tf.Tensor:
     """Returns the metric sums of a replica's batch: float64 [size]. Replica context."""
-    features, microbatch = forward(pipeline, batch, position, step)
+    features, microbatch = forward(pipeline, batch, step)
     with microbatch.forward():
         return loss(features, training=False)[1]
 

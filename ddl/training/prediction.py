@@ -34,19 +34,17 @@ def spec_of(pipeline: BatchPipeline) -> tuple[Any, ...]:
 
 
 def forward(
-    pipeline: BatchPipeline, batch: Batch, position: tf.Tensor, step: tf.Tensor
+    pipeline: BatchPipeline, batch: Batch, step: tf.Tensor
 ) -> tuple[dict[str, tf.Tensor], Microbatch]:
     """Returns a replica's features of a batch, and the `Microbatch` for an evaluation of them.
 
     Args:
       pipeline: The data.
       batch: The batch on this replica.
-      position: Batches that the training has read, int64 [].
       step: Updates that the training has made, int64 [].
     """
     features = pipeline.examples(batch)
-    now = {"training": False, "step": step, "position": position}
-    return features, pipeline.microbatch(batch, features, **now)
+    return features, pipeline.microbatch(batch, features, training=False, step=step)
 
 
 class TracedByForm:
@@ -213,8 +211,8 @@ class Predictions:
             iterator = pipeline.iterator(self._strategy, first_batch)
         for number in range(first_batch, -(-total // size)):
             # What a batch draws depends on its number, wherever the reading began.
-            now = tf.constant(number, tf.int64), state.batches, state.step
-            found = self._outputs((pipeline, features), tuple(features), iterator, *now)
+            of_batch = iterator, tf.constant(number, tf.int64), state.step
+            found = self._outputs((pipeline, features), tuple(features), *of_batch)
             if not keeps:
                 yield None
                 continue
@@ -230,13 +228,13 @@ class Predictions:
         features: Sequence[str],
         iterator: Any,
         number: tf.Tensor,
-        *now: tf.Tensor,
+        step: tf.Tensor,
     ) -> list[Any]:
         """Returns outputs and features of a batch, of each replica or of all workers."""
         strategy = self._strategy
 
         def of_replica(batch: Batch) -> Any:
-            return self._of_replica(pipeline, features, batch, *now)
+            return self._of_replica(pipeline, features, batch, step)
 
         def of_all(values: Any) -> tf.Tensor:
             given = local(values)[0].dtype
@@ -254,9 +252,9 @@ class Predictions:
         pipeline: BatchPipeline,
         names: Sequence[str],
         batch: Batch,
-        *now: tf.Tensor,
+        step: tf.Tensor,
     ) -> tuple[Any, list[tf.Tensor]]:
-        features, microbatch = forward(pipeline, batch, *now)
+        features, microbatch = forward(pipeline, batch, step)
         microbatch.gathering = _refuse
         beside = [features[each] for each in names]
         features = {each: v for each, v in features.items() if each != "weight"}

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from ddl.figures import EXAMPLES_PER_SECOND, LOSS_SCALE, REWINDS, SKIPPED_UPDATES, is_one_of_many
+from ddl.figures import EXAMPLES_PER_SECOND, LOSS_SCALE, REWINDS, SKIPPED_UPDATES
 from ddl.output import Dropping, dropping, printable, say
 
 _ORDER = ("loss", "accuracy")
@@ -163,9 +163,9 @@ def format_figures(figures: Mapping[str, float]) -> str:
 
 
 def formatted(figures: Mapping[str, float]) -> list[str]:
-    """Formats each figure by its kind, loss first; leaves out those of layers and classes."""
+    """Formats each figure by its kind, loss first."""
     names = [name for name in _ORDER if name in figures]
-    names += [name for name in figures if name not in _ORDER and not is_one_of_many(name)]
+    names += [name for name in figures if name not in _ORDER]
     return [_formatted(name, figures[name]) for name in names]
 
 

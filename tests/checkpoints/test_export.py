@@ -42,7 +42,7 @@ class _Stub:
     def save(self, path):
         path.write_text(self.content)
 
-    def export(self, folder, verbose):
+    def export(self, folder, **_):
         (Path(folder) / "variables").mkdir(parents=True)
         for name in ("saved_model.pb", "variables/index", "variables/data"):
             (Path(folder) / name).write_text(self.content)
@@ -106,9 +106,9 @@ def test_killed_at_any_step_a_whole_export_is_left(tmp_path, replaces):
 
 def test_two_exports_at_once_do_not_mix(tmp_path):
     class Slow(_Stub):
-        def export(self, folder, verbose):
+        def export(self, folder, **options):
             export_model(_Stub("fast"), tmp_path / "export")  # as another process meanwhile
-            super().export(folder, verbose)
+            super().export(folder, **options)
 
     export_model(Slow("slow"), tmp_path / "export")
     assert _exported(tmp_path / "export") == "slow"
