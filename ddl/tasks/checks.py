@@ -123,10 +123,11 @@ def check_not_rounded(model: keras.Model, given: Any) -> None:
     """
     pairs = zip(getattr(model, "inputs", None) or (), tf.nest.flatten(given), strict=False)
     for taken, one in pairs:
-        if one.dtype.is_integer and one.dtype.size > 1 and taken.dtype in ("float16", "bfloat16"):
+        dtype = tf.as_dtype(one.dtype)
+        if dtype.is_integer and dtype.size > 1 and taken.dtype in ("float16", "bfloat16"):
             raise ConfigError(
-                f"The model {model.name!r} converts its {one.dtype.name} input to {taken.dtype}, "
-                f"which rounds large integers. Begin it with keras.Input(…, dtype='int64')."
+                f"The model {model.name!r} converts its {dtype.name} input to {taken.dtype}, "
+                "which rounds large integers. Begin it with keras.Input(…, dtype='int64')."
             )
 
 
