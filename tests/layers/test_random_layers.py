@@ -214,7 +214,7 @@ def test_the_table_of_parity(name, jit_compile):
     """Prints a row for each kind: `pytest -m release -s`."""
     family, ways = FAMILIES[name], [(2, 1), (2, 2), (4, 1), (4, 2)]
     without = WITHOUT_XLA if jit_compile == "on" else set()
-    one = {microbatches: trained(family, 20, without, 1, microbatches) for microbatches in (1, 2)}
+    one = {m: trained(family, 20, without, 1, m, jit_compile) for m in (1, 2)}
     ours = [trained(family, 20, without, *way, jit_compile) for way in ways]
     for kind in ours[0]:
         each = zip(ours, ways, strict=True)
