@@ -9,7 +9,7 @@ EXTRAS := .venv-extras
 NEEDS_PYTHON = test -n "$(PYTHON)" || { echo "ddl needs Python 3.11, 3.12 or 3.13; none was found. Set PYTHON=/path/to/python." >&2; exit 1; }
 UV := uv>=0.9,<1
 
-.PHONY: demo test release-check extras lowest bench lint check api lock clean
+.PHONY: demo test release-check table extras lowest bench lint check api lock clean
 
 demo: $(VENV)/.installed
 	rm -rf runs/demo
@@ -19,8 +19,12 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=30 --durations-min=5
 
-# The check before a release: the tests of large extras, and some tests with the lowest versions allowed.
-release-check: extras lowest
+# The check before a release: the table of parity, the tests of large extras, and some tests with the lowest versions allowed.
+release-check: table extras lowest
+
+# Each layer of Keras on 1, 2 and 4 devices: the table of docs/parity.md.
+table: $(VENV)/.installed
+	$(BIN)/python -m pytest -m release -s tests/layers
 
 # The tests of all extras, with those that the lock file leaves out. Their packages stand in an environment of their own, which also
 # sees those of .venv: TensorFlow is not installed again.

@@ -72,8 +72,3 @@ def is_measured(metric: str) -> bool:
     These go to metrics.jsonl and TensorBoard, and are neither printed nor in the history.
     """
     return metric == INPUT_SHARE or metric.startswith(f"{GPU_UTILIZATION}/")
-
-
-def is_one_of_many(name: str) -> bool:
-    """Returns whether a figure is one of a class, of which there may be hundreds."""
-    return name.partition("/")[0].endswith("_by_class")

@@ -98,9 +98,6 @@ class Microbatch:
       normalizing: In a probe, the BatchNormalization layers that took moments of the rows.
       own_moments: Whether BatchNormalization takes the moments of these rows alone; else it takes
         those of all replicas.
-      position: In an evaluation, the number of global batches that training has consumed, int64
-        []; None in training, where `counter` holds it. The `counter` of an evaluation begins at 0
-        each time, so that each evaluation draws the same numbers.
       drawn: In a probe, the draws so far by place and number; else None.
       placing: How many rows of each draw belong to each example, by place and number
         (`ddl.random.placing`); None where no probe has told.
@@ -125,7 +122,6 @@ class Microbatch:
     held: Callable[[Sequence[tf.Tensor], bool], list[tf.Tensor]] | None = None
     normalizing: list[Any] = dataclasses.field(default_factory=list)
     own_moments: bool = False
-    position: tf.Tensor | None = None
     drawn: dict[tuple[int, int], Drawn] | None = None
     placing: Mapping[tuple[int, int], int] | None = None
     draws: int = 0
@@ -143,16 +139,6 @@ class Microbatch:
     def __post_init__(self) -> None:
         self._graph = tf.compat.v1.get_default_graph()
         self.is_eager = tf.executing_eagerly()
-
-    @property
-    def batch(self) -> tf.Tensor:
-        """Training's position in the data, int64 [].
-
-        In training, the index of the global batch, counted from 0 over the whole run. In an
-        evaluation, the index of the batch that training consumes next. It is the same for all
-        batches of the evaluation, so that a schedule has the value that it has in training.
-        """
-        return tf.cast(self.counter[1], tf.int64) if self.position is None else self.position
 
     def forward(self) -> AbstractContextManager[None]:
         """Makes this the current microbatch of the thread within the `with` block."""

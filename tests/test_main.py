@@ -1,11 +1,8 @@
-"""The commands `ddl` and `ddl train`, answered without TensorFlow."""
+"""The command `ddl`, and what it starts."""
 
 import faulthandler
 import os
 import signal
-import subprocess
-import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,31 +12,6 @@ from ddl import main
 
 ROOT = Path(__file__).parent.parent
 DIGITS = f"--gin_file={ROOT}/configs/digits_cnn.gin"
-RUN = ("--model_dir=x",)
-
-
-def run_without_tensorflow(*arguments, cwd=ROOT, **variables):
-    """Runs `ddl train`; an import of TensorFlow ends such a process at once with status 70."""
-    guard = "import sys; sys.modules['tensorflow'] = sys.modules['keras'] = None; "
-    start = f"from ddl.__main__ import run; run({['ddl', DIGITS, *map(str, arguments)]!r})"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
-    return subprocess.run(
-        [sys.executable, "-c", guard + start],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        check=False,
-        env=environment,
-    )
-
-
-def test_a_process_outside_of_its_cluster_is_reported_without_tensorflow():
-    config = '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}'
-    wrong = run_without_tensorflow("--dry_run", "--cluster=tf_config", TF_CONFIG=config)
-    assert wrong.returncode == 1
-    assert (
-        "must name this process as one of its tasks, got type 'worker' and index 1" in wrong.stderr
-    )
 
 
 def test_sigquit_shows_the_stacks_and_the_command_continues(monkeypatch, capfd):
@@ -74,8 +46,3 @@ def test_what_starts(arguments, module, started, monkeypatch):
     monkeypatch.setattr(f"{module}.run", seen.append)
     command.run(["ddl", *arguments])
     assert seen == [started]
-
-
-def test_the_installed_command():
-    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    assert scripts == {"ddl": "ddl.__main__:run"}

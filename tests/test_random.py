@@ -1,5 +1,7 @@
 """Random numbers of Keras and ddl by position in the global batch."""
 
+import inspect
+
 import keras
 import numpy as np
 import pytest
@@ -191,12 +193,16 @@ def test_outside_of_a_pass_keras_draws_as_ever():
 
 
 def test_keras_still_looks_its_functions_up_in_the_module_that_ddl_changes(monkeypatch):
-    """A canary: the module is private to Keras."""
+    """A canary: the module is private to Keras, and a function that it gains would draw as ever."""
     asked = []
     names = (
         *("beta", "binomial", "categorical", "dropout", "gamma", "normal", "randint"),
         *("shuffle", "truncated_normal", "uniform"),
     )
+    assert {name for name in dir(keras.random) if name[0] != "_"} == {*names, "SeedGenerator"}
+    functions = dict(inspect.getmembers(of_keras, inspect.isfunction))
+    own = {n for n, each in functions.items() if each.__module__ == of_keras.__name__}
+    assert {name for name in own if name[0] != "_"} == {*names}
     for name in names:
         assert hasattr(getattr(of_keras, name), "__wrapped__")
         monkeypatch.setattr(of_keras, name, lambda *a, name=name, **k: asked.append(name))

@@ -84,12 +84,3 @@ def test_an_interrupt_is_raised_after_the_block():
         block()
     assert calls == ["the rest of the block", "withdrawn"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_another_handler_stays():
-    answered, of_block = threading.Event(), threading.Event()
-    with StopSignals(answered.set) as stop, deferring_interrupt(of_block.set):
-        interrupt()
-        assert answered.wait(60)
-    assert stop.received is signal.SIGINT
-    assert not of_block.is_set()

@@ -4,6 +4,7 @@ import functools
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -12,7 +13,9 @@ from ddl.checkpoints.directory import sync
 from ddl.errors import ConfigError, ModelDirectoryError
 
 
-def export_model(model: keras.Model, directory: str | os.PathLike[str]) -> list[Path]:
+def export_model(
+    model: keras.Model, directory: str | os.PathLike[str], signature: Any = None
+) -> list[Path]:
     """Writes `model` as a .keras file and as a SavedModel with a serving signature.
 
     The weights are those that the model has at the call; `Trainer.evaluation_weights` gives it the
@@ -24,6 +27,8 @@ def export_model(model: keras.Model, directory: str | os.PathLike[str]) -> list[
       directory: Folder for `model.keras` and `saved_model/`. An earlier export stays until the new
         one is complete and on disk. A kill leaves a folder `<directory>.partial-…`; between two
         renames it holds both exports. Two processes must not export to one folder at once.
+      signature: Inputs of the SavedModel, as `keras.Model.export` takes them. None: those that
+        Keras knows; of a subclassed model it knows the shapes, and takes all for floats.
 
     Returns:
       The paths of `model.keras` and `saved_model`.
@@ -42,7 +47,7 @@ def export_model(model: keras.Model, directory: str | os.PathLike[str]) -> list[
             partial = Path(folder, place.name)
             partial.mkdir()
             model.save(partial / "model.keras")
-            _export(model, partial / "saved_model")
+            _export(model, partial / "saved_model", signature)
             for each, _, files in os.walk(partial):
                 for name in (*files, "."):
                     sync(Path(each, name))
@@ -60,10 +65,10 @@ def export_model(model: keras.Model, directory: str | os.PathLike[str]) -> list[
     return [place / "model.keras", place / "saved_model"]
 
 
-def _export(model: keras.Model, path: Path) -> None:
+def _export(model: keras.Model, path: Path, signature: Any) -> None:
     """Writes a SavedModel that infers: by default, layers such as RandomFlip train."""
     model.__call__ = functools.partial(model.__call__, training=False)
     try:
-        model.export(str(path), verbose=False)
+        model.export(str(path), verbose=False, input_signature=signature)
     finally:
         del model.__call__

@@ -18,7 +18,7 @@ def as_source(data: Any, argument: str = "The data") -> Source | Stream:
 
     Args:
       data: A source or stream of `ddl.data`; arrays: a dict by feature, or a tuple (x, y) or (x, y,
-        weights), whose parts become the features "image", "label" and "weight" unless x is a dict;
+        weights), whose parts become the features "input", "label" and "weight" unless x is a dict;
         an object with `__len__` and `__getitem__` (see `Source`); or a `tf.data.Dataset`, a
         `keras.utils.PyDataset` or a function that returns an iterator (see `stream`).
       argument: Name of the argument that the data are, such as `Trainer.eval_data`, for errors.

@@ -14,7 +14,7 @@ ONE_LENGTH = "Resize images; pad texts to one length, or pack them into rows (dd
 
 
 def named(example: Any, what: str, weight_rank: int | None = 0) -> dict[str, Any]:
-    """Returns an example as a dict of features; a tuple's parts become "image", "label", "weight".
+    """Returns an example as a dict of features; a tuple's parts become "input", "label", "weight".
 
     Args:
       example: A dict; or (x, y) or (x, y, weight), where x and y may be dicts of features.
@@ -33,7 +33,7 @@ def named(example: Any, what: str, weight_rank: int | None = 0) -> dict[str, Any
                 "model's inputs, or as one array."
             )
         parts = dict(zip(("label", "weight"), others, strict=False))
-        features = dict(inputs) if isinstance(inputs, Mapping) else {"image": inputs}
+        features = dict(inputs) if isinstance(inputs, Mapping) else {"input": inputs}
         if others and isinstance(others[0], Mapping):  # labels of several outputs
             parts |= dict(parts.pop("label"))
         if both := parts.keys() & features.keys():

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from ddl.data.batch import Batch, are_resident, gather, placed, row_of, static_slice
 from ddl.data.features import checked_weight
-from ddl.data.iterators import iterator_of
+from ddl.data.iterators import iterator_of, keep_by
 from ddl.data.order import batch_indices, steps_per_epoch
 from ddl.data.source import Source
 from ddl.data.stream import Stream
@@ -245,7 +245,7 @@ class BatchPipeline:
           batch: The batch.
           features: The result of `examples`.
           number: Microbatch number within the global batch, int32 [].
-          **others: `training`, `step`, `position` and `draws` of `Microbatch`.
+          **others: `training`, `step` and `draws` of `Microbatch`.
         """
         return Microbatch(
             seed=self.seed,
@@ -349,6 +349,7 @@ class BatchPipeline:
         # Repeated, so that it counts as endless: tf.distribute asks others whether they have ended.
         numbers = tf.data.Dataset.range(first, _ENDLESS, count).repeat()
         made = numbers.map(rows_of, num_parallel_calls=_cores(), deterministic=True)
+        keep_by(reader, read)
         made = made.unbatch() if groups > 1 else made
         if decodes:
             made = made.map(decoded, num_parallel_calls=_cores(), deterministic=True)

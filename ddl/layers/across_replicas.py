@@ -4,19 +4,18 @@ A gather gives each replica the rows of all, in the order of replicas. The gradi
 rows is the sum of the gradients that all replicas computed for them.
 
     forward    [b, …] on each of R replicas → [R·b, …] on each     all-gather
-    backward   [R·b, …] on each → [b, …] on each                   reduce-scatter
+    backward   [R·b, …] on each → [b, …] on each                   all-reduce, own rows
 
 Each of the two is the other's gradient, so that a loss may differentiate a gradient. Several
-workers, and GPUs, exchange by collectives, which send each row once. The replicas of one process
-without collectives read each other's tensors.
+workers, and GPUs, exchange by collectives. The replicas of one process without collectives read
+each other's tensors.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.distribute import cross_device_ops, distribute_utils
-from tensorflow.python.ops import collective_ops
 
 from ddl.distribution.path import path_of
 from ddl.microbatch import CannotCompileError, is_compiled
@@ -143,71 +142,30 @@ def _all_rows(values: tf.Tensor) -> tf.Tensor:
 def _own_sums(values: tf.Tensor) -> tf.Tensor:
     """Sums [R·b, …] over the replicas; returns the b rows of this replica."""
     context = tf.distribute.get_replica_context()
-    replicas = context.num_replicas_in_sync
-    rows = values.shape[0] // replicas
-    shape = [rows, *values.shape[1:]]
-    if not context.strategy.extended._use_merge_call():
-        total = context.all_reduce(tf.distribute.ReduceOp.SUM, values)
-        first = context.replica_id_in_sync_group * rows
-        return tf.ensure_shape(total[first : first + rows], shape)
-    return tf.ensure_shape(context.merge_call(_exchange_sums, args=(values,)), shape)
+    rows = values.shape[0] // context.num_replicas_in_sync
+    first = context.replica_id_in_sync_group * rows
+    total = _total(tf.cast(values, tf.float32) if values.dtype.size == 2 else values)
+    own = tf.cast(total[first : first + rows], values.dtype)
+    return tf.ensure_shape(own, [rows, *values.shape[1:]])
 
 
 def _exchange_rows(strategy: tf.distribute.Strategy, each: Any) -> Any:
     parts = strategy.experimental_local_results(each)
-
-    def on_replica(place: int, launcher: Any) -> tf.Tensor:
-        if launcher is None:
-            return tf.concat(parts, axis=0)
-        sent = _as_sent(parts[place])
-        return _as_before(launcher._all_gather(sent, None), parts[place].dtype)
-
-    return _on_each_device(strategy, on_replica)
-
-
-def _exchange_sums(strategy: tf.distribute.Strategy, each: Any) -> Any:
-    parts = strategy.experimental_local_results(each)
-    replicas = strategy.num_replicas_in_sync
-    rows = parts[0].shape[0] // replicas
-    dtype = parts[0].dtype
-    wide = tf.float32 if dtype.size == 2 else dtype
-
-    def on_replica(place: int, launcher: Any) -> tf.Tensor:
-        if launcher is None:
-            own = [part[place * rows : (place + 1) * rows] for part in parts]
-        else:
-            sent = _as_sent(tf.reshape(parts[place], [replicas, -1]))
-            flat = _as_before(_all_to_all(launcher, sent), dtype)
-            own = [
-                tf.reshape(row, [rows, *parts[place].shape[1:]])
-                for row in tf.unstack(flat, replicas)
-            ]
-        return tf.cast(tf.add_n([tf.cast(one, wide) for one in own]), dtype)
-
-    return _on_each_device(strategy, on_replica)
-
-
-def _on_each_device(
-    strategy: tf.distribute.Strategy, on_replica: Callable[[int, Any], tf.Tensor]
-) -> Any:
-    """Calls a function on the device of each replica of this process; returns the values.
-
-    Args:
-      strategy: The strategy. Cross-replica context.
-      on_replica: Takes the replica's place in this process and its launcher of collectives, or
-        None if the replicas read each other's tensors.
-    """
-    devices = strategy.extended.worker_devices
     # Private attributes of TensorFlow, checked by tests/layers/test_across_replicas.py.
     operations = getattr(strategy.extended, "_cross_device_ops", None)
-    launchers: Sequence[Any] = [None] * len(devices)
+    launchers: Sequence[Any] = [None] * len(parts)
     if isinstance(operations, cross_device_ops.CollectiveAllReduce):
         launchers = operations._launchers
-    values = []
-    for place, (device, launcher) in enumerate(zip(devices, launchers, strict=True)):
+    found = []
+    for part, device, launcher in zip(
+        parts, strategy.extended.worker_devices, launchers, strict=True
+    ):
         with tf.device(device):
-            values.append(on_replica(place, launcher))
-    return distribute_utils.regroup(values)
+            if launcher is None:  # the replicas read each other's tensors
+                found.append(tf.concat(parts, axis=0))
+            else:
+                found.append(_as_before(launcher._all_gather(_as_sent(part), None), part.dtype))
+    return distribute_utils.regroup(found)
 
 
 def _as_sent(values: tf.Tensor) -> tf.Tensor:
@@ -224,16 +182,3 @@ def _as_sent(values: tf.Tensor) -> tf.Tensor:
 def _as_before(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Undoes `_as_sent`."""
     return tf.bitcast(values, dtype) if dtype == tf.bfloat16 else tf.cast(values, dtype)
-
-
-def _all_to_all(launcher: Any, rows: tf.Tensor) -> tf.Tensor:
-    """Sends row j of `rows`, [replicas, n], to replica j; returns [replicas, n]."""
-    options = launcher._options
-    return collective_ops.all_to_all_v2(
-        rows,
-        launcher._group_size,
-        launcher._group_key,
-        launcher._next_instance_key(),
-        communication_hint=options.implementation.value,
-        ordering_token=launcher._get_ordering_token(),
-    )

@@ -9,7 +9,6 @@ another. An example whose partner is padding or has weight 0 stays as it is.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -36,24 +35,8 @@ class _Drawing(keras.layers.Layer):
         self.seed_generator = keras.random.SeedGenerator(seed)
 
 
-class _Augmentation(_Drawing):
-    """Base of the augmentations, which change images only in training."""
-
-    def call(self, images: tf.Tensor, training: bool = False) -> tf.Tensor:
-        """Augments images [batch, height, width, channels] in training; shape and dtype stay."""
-        return self.augmented(images) if training else images
-
-    def augmented(self, images: tf.Tensor) -> tf.Tensor:
-        """Augments each image [batch, height, width, channels] by its own random draw."""
-        raise NotImplementedError
-
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        """Returns `input_shape`."""
-        return input_shape
-
-
 @register
-class RandomShift(_Augmentation):
+class RandomShift(_Drawing):
     """Shifts each image by a random number of whole pixels and fills with zeros.
 
     This equals zero padding followed by a random crop (He et al. 2015, "Deep residual learning",
@@ -80,8 +63,10 @@ class RandomShift(_Augmentation):
             )
         self.height, self.width = height, width
 
-    def augmented(self, images: tf.Tensor) -> tf.Tensor:
-        """Shifts images [batch, height, width, channels]."""
+    def call(self, images: tf.Tensor, training: bool = False) -> tf.Tensor:
+        """Shifts images [batch, height, width, channels] in training; shape and dtype stay."""
+        if not training:
+            return images
         batch, height, width, channels = keras.ops.shape(images)
         rows, columns = height + 2 * self.height, width + 2 * self.width
         margins = [[0, 0], [self.height] * 2, [self.width] * 2, [0, 0]]
@@ -96,6 +81,10 @@ class RandomShift(_Augmentation):
         moved = _taken(tf.reshape(values, [-1, channels]), places)
         return tf.reshape(moved, [batch, height, width, channels])
 
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Returns `input_shape`."""
+        return input_shape
+
 
 def _int64(values: Any) -> tf.Tensor:
     """Returns numbers as int64; TensorFlow computes with int32 on the host."""
@@ -103,7 +92,7 @@ def _int64(values: Any) -> tf.Tensor:
 
 
 @register
-class RandomResizedCrop(_Augmentation):
+class RandomResizedCrop(_Drawing):
     """Crops a random part of each image and resizes it to one shape.
 
     Szegedy et al. 2015, "Going Deeper with Convolutions", section 6. Area and aspect ratio are
@@ -152,17 +141,17 @@ class RandomResizedCrop(_Augmentation):
         self.scale, self.ratio = tuple(scale), tuple(ratio)
 
     def call(self, images: tf.Tensor, training: bool = False) -> tf.Tensor:
-        """Maps [batch, …, channels] to [batch, height, width, channels] of the same dtype."""
+        """Maps [batch, …, channels] to [batch, height, width, channels]; integers are rounded."""
         if training:
-            return self.augmented(images)
+            return self._resized(images, *self._crops(images))
         if images.shape[1:3] == (self.height, self.width):
             return images
         batch, height, width, _ = keras.ops.shape(images)
         whole = (0.0, 0.0, _float(height), _float(width))
         return self._resized(images, *(tf.fill([batch], end) for end in whole))
 
-    def augmented(self, images: tf.Tensor) -> tf.Tensor:
-        """Crops and resizes images; integers are rounded."""
+    def _crops(self, images: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        """Draws top, left, height and width of a crop of each image, float32 [batch] each."""
         batch, *sizes, _ = keras.ops.shape(images)
         height, width = (tf.convert_to_tensor(_float(size)) for size in sizes)
         drawn = ddl.random.uniform(self, [batch, _TRIES, 4])
@@ -181,15 +170,10 @@ class RandomResizedCrop(_Augmentation):
         rows, columns, top, left = tf.unstack(tf.gather(tries, first, batch_dims=1), axis=1)
         rows, columns = tf.clip_by_value(rows, 1, height), tf.clip_by_value(columns, 1, width)
         top, left = tf.floor(top * (height - rows + 1)), tf.floor(left * (width - columns + 1))
-        return self._resized(images, top, left, rows, columns)
+        return top, left, rows, columns
 
     def _resized(
-        self,
-        images: tf.Tensor,
-        top: tf.Tensor,
-        left: tf.Tensor,
-        rows: tf.Tensor,
-        columns: tf.Tensor,
+        self, images: tf.Tensor, top: tf.Tensor, left: tf.Tensor, rows: Any, columns: Any
     ) -> tf.Tensor:
         """Resizes the crops that begin at (top, left), float32 [batch] each, in whole pixels."""
         dtype = tf.float64 if images.dtype == tf.float64 else tf.float32
@@ -264,68 +248,46 @@ class Mixed(NamedTuple):
         return share * own + (1 - share) * of_partner
 
 
-class Partners(NamedTuple):
-    """The partners of the rows of a microbatch.
+def partners(
+    images: tf.Tensor, labels: tf.Tensor, asking: str
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns images and labels of the partner of each row, and which rows have one.
 
-    Attributes:
-      values: The values of the partners, each tensor [rows, …].
-      mask: bool [rows], False for a row whose partner is padding or has weight 0, and for a last
-        row without a partner.
-    """
-
-    values: list[tf.Tensor]
-    mask: tf.Tensor
-
-
-def partners(values: Sequence[tf.Tensor], asking: str) -> Partners:
-    """Returns the values of the partner of each row. Replica context.
+    Replica context. A row has none, bool [rows], if its partner is padding or has weight 0, or if
+    it is the last of an odd number.
 
     Args:
-      values: Tensors [rows, …], with one row for each row of the microbatch.
+      images: [rows, …], with one row for each row of the microbatch.
+      labels: [rows, …].
       asking: Name of the layer, for the error.
 
     Raises:
-      ConfigError: If the number of rows is not static, is not that of the microbatch, or is odd on
-        one of several replicas or microbatches.
+      ConfigError: If the number of rows is not that of the microbatch, or is odd on one of several
+        replicas or microbatches.
     """
-    current = microbatch.current()
-    rows = values[0].shape[0]
-    if rows is None or any(each.shape[0] != rows for each in values):
+    current, rows = microbatch.current(), images.shape[0]
+    expected = rows if current is None else current.rows
+    if rows is None or not expected == rows == labels.shape[0]:
         raise ConfigError(
-            f"{asking} takes tensors of one static number of rows, got the shapes "
-            f"{', '.join(str(each.shape) for each in values)}. Keep one row for each example, and "
-            "set a shape that is lost by tf.ensure_shape."
-        )
-    if current is None:
-        return _neighbours(values, None)
-    if current.rows != rows:
-        raise ConfigError(
-            f"{asking} must get one row for each of the {current.rows} examples, got {rows} rows. "
-            "Mix before the model splits examples into parts."
+            f"{asking} must get one row for each of the {expected} examples, got the shapes "
+            f"{images.shape} and {labels.shape}. Mix before the model splits examples into parts."
         )
     # Of a single microbatch on a single replica, the first row is known to be 0.
-    if rows % 2 and not (isinstance(current.first_row, int) and current.first_row == 0):
+    first_row = 0 if current is None else current.first_row
+    if rows % 2 and not (isinstance(first_row, int) and first_row == 0):
         raise ConfigError(
             f"{asking} mixes the rows 2k and 2k + 1 of a batch, so each replica must have an even "
             f"number of rows in a microbatch, got {rows}. Set GLOBAL_BATCH_SIZE to a multiple of "
             f"2 × replicas × ACCUMULATION_STEPS."
         )
-    found = _neighbours(values, current.mask)
-    if current.held is None:
-        return found
-    *held, mask = current.held([*found.values, found.mask], True)
-    return Partners(held, mask)
-
-
-def _neighbours(values: Sequence[tf.Tensor], mask: tf.Tensor | None) -> Partners:
-    """Swaps the rows 2k and 2k + 1; an odd last row gets itself, and is masked."""
-    rows = values[0].shape[0]
     order = tf.constant([min(row ^ 1, rows - 1) for row in range(rows)], tf.int64)
-    found = [_taken(each, order) for each in values]
     has_partner = tf.constant([(row ^ 1) < rows for row in range(rows)])
-    if mask is not None:
-        has_partner &= tf.gather(mask, order)
-    return Partners(found, has_partner)
+    if current is not None and current.mask is not None:
+        has_partner &= tf.gather(current.mask, order)
+    found = [_taken(images, order), _taken(labels, order), has_partner]
+    if current is not None and current.held is not None:
+        found = current.held(found, True)
+    return found[0], found[1], found[2]
 
 
 def _taken(values: tf.Tensor, order: tf.Tensor) -> tf.Tensor:
@@ -375,10 +337,8 @@ class _Mixing(_Drawing):
         if not training:
             share = tf.ones(keras.ops.shape(images)[:1])
             return Mixed(images, labels, labels, share)
-        found = partners([images, labels], f"ddl.layers.{type(self).__name__}")
-        other, partner_labels = found.values
-        rows = images.shape[0]
-        mixes = found.mask
+        asking, rows = f"ddl.layers.{type(self).__name__}", images.shape[0]
+        other, partner_labels, mixes = partners(images, labels, asking)
         if self.probability < 1:
             mixes &= ddl.random.uniform(self, [rows]) < self.probability
         drawn = keras.random.beta(

@@ -15,6 +15,8 @@ register = keras.saving.register_keras_serializable("ddl")
 _LARGEST_VOCABULARY = 2**23
 """Numbers that a uniform float32 can tell apart."""
 
+_MASKED, _RANDOMIZED = 0.8, 0.1  # parts of the selected tokens
+
 
 @register
 class TiedEmbedding(keras.layers.Embedding):
@@ -107,28 +109,6 @@ class PositionEmbedding(keras.layers.Layer):
         return super().get_config() | {"initializer": initializer}
 
 
-@register
-class ClassToken(keras.layers.Layer):
-    """Puts a learned vector ahead of each sequence."""
-
-    def build(self, input_shape: Any) -> None:
-        """Creates the vector, [1, 1, width]."""
-        self.token = self.add_weight(
-            shape=(1, 1, input_shape[-1]), initializer="zeros", name="token"
-        )
-
-    def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Maps float [batch, positions, width] to [batch, 1 + positions, width]."""
-        batch = tf.shape(inputs)[0]
-        token = tf.tile(tf.cast(self.token, inputs.dtype), [batch, 1, 1])
-        return tf.concat([token, inputs], axis=1)
-
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        """Returns the shape of the output."""
-        batch, positions, width = input_shape
-        return batch, None if positions is None else positions + 1, width
-
-
 class MaskedTokens(NamedTuple):
     """Tokens to give to a model, and which of the original ones it must predict.
 
@@ -156,8 +136,6 @@ class TokenMasking(keras.layers.Layer):
         mask_token: int,
         vocabulary_size: int,
         rate: float = 0.15,
-        masked: float = 0.8,
-        randomized: float = 0.1,
         kept_tokens: Sequence[int] = (),
         seed: int | None = None,
         **kwargs: Any,
@@ -168,8 +146,6 @@ class TokenMasking(keras.layers.Layer):
           mask_token: Token that replaces others.
           vocabulary_size: Random tokens are from 0 to vocabulary_size - 1; at most 2²³.
           rate: Part of the tokens that are selected.
-          masked: Part of the selected tokens that become the mask token.
-          randomized: Part of the selected tokens that become a random token.
           kept_tokens: Tokens that are never selected, such as padding and separators.
           seed: Seed of the draws; a ddl trainer combines it with the seed of the run.
           **kwargs: Further arguments of `keras.layers.Layer`.
@@ -185,16 +161,9 @@ class TokenMasking(keras.layers.Layer):
             )
         if not 0 < rate <= 1:
             raise ConfigError(f"TokenMasking.rate must be above 0 and at most 1, got {rate}.")
-        if masked < 0 or randomized < 0 or masked + randomized > 1 + 1e-9:
-            raise ConfigError(
-                "TokenMasking.masked and randomized must be at least 0 and at most 1 in sum, got "
-                f"{masked} and {randomized}."
-            )
         self.mask_token = mask_token
         self.vocabulary_size = vocabulary_size
         self.rate = rate
-        self.masked = masked
-        self.randomized = randomized
         self.kept_tokens = tuple(kept_tokens)
         self.seed = seed
         self.seed_generator = keras.random.SeedGenerator(seed)
@@ -220,8 +189,8 @@ class TokenMasking(keras.layers.Layer):
         if can_mask is not None:
             selected &= can_mask
         random = tf.cast(tf.floor(which * self.vocabulary_size), token.dtype)
-        becomes_mask = kind < self.rate * self.masked
-        becomes_random = kind < self.rate * (self.masked + self.randomized)
+        becomes_mask = kind < self.rate * _MASKED
+        becomes_random = kind < self.rate * (_MASKED + _RANDOMIZED)
         replacement = tf.where(becomes_random, random, token)
         replacement = tf.where(becomes_mask, tf.constant(self.mask_token, token.dtype), replacement)
         return MaskedTokens(tf.where(selected, replacement, token), tf.cast(selected, tf.float32))

@@ -27,7 +27,7 @@ def mlp(
     Returns:
       A model from [batch, *input_shape], any dtype, to logits [batch, num_classes].
     """
-    inputs = keras.Input(tuple(input_shape), name="image")
+    inputs = keras.Input(tuple(input_shape), name="input")
     x = keras.layers.Rescaling(input_scale, name="scale")(inputs)
     x = keras.layers.Flatten(name="flatten")(x)
     for number, units in enumerate(hidden_units, start=1):

@@ -1,7 +1,7 @@
-"""Transformers for language and for images."""
+"""Transformers for language."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -109,64 +109,6 @@ def bert(
     x = keras.layers.Dense(width, "gelu", kernel_initializer=normal.clone(), name="head")(x)
     x = keras.layers.LayerNormalization(epsilon=1e-12, name="head_norm")(x)
     return keras.Model(inputs, table(x, as_logits=True), name="bert")
-
-
-def vit(
-    input_shape: Sequence[int],
-    num_classes: int,
-    *,
-    patch: int = 16,
-    width: int = 384,
-    heads: int = 6,
-    blocks: int = 12,
-    dropout: float = 0.0,
-    input_mean: float = 127.5,
-    input_deviation: float = 127.5,
-) -> keras.Model:
-    """Builds a vision transformer: Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words".
-
-    The defaults are ViT-S/16 (Touvron et al. 2021, "Training data-efficient image transformers").
-
-    Args:
-      input_shape: Shape of one image: height, width, channels.
-      num_classes: Number of logits.
-      patch: Side of a square patch; it divides height and width.
-      width: Width of the vectors.
-      heads: Attention heads, a divisor of `width`.
-      blocks: Number of blocks.
-      dropout: Dropout rate of the vectors, of the attention and of each branch.
-      input_mean: Subtracted from raw inputs.
-      input_deviation: Divisor of the centred inputs.
-
-    Returns:
-      A model from [batch, *input_shape], any dtype, to logits [batch, num_classes].
-
-    Raises:
-      ConfigError: If `patch` does not divide height and width, `heads` does not divide `width`, or
-        a size is below 1.
-    """
-    _check("vit", width, heads=heads, patch=patch, num_classes=num_classes, blocks=blocks)
-    height, breadth = input_shape[:2]
-    if height % patch or breadth % patch:
-        raise ConfigError(
-            f"vit.patch must divide height and width of the images, got {patch} for "
-            f"{height} × {breadth}. Set patch to a common divisor."
-        )
-    normal = keras.initializers.TruncatedNormal(stddev=0.02)
-    inputs = keras.Input(tuple(input_shape), name="image")
-    offset = -input_mean / input_deviation
-    x = keras.layers.Rescaling(1 / input_deviation, offset, name="scale")(inputs)
-    x = keras.layers.Conv2D(width, patch, patch, kernel_initializer=normal, name="patches")(x)
-    x = keras.layers.Reshape((-1, width), name="sequence")(x)
-    x = layers.ClassToken(name="class_token")(x)
-    x = layers.PositionEmbedding(normal.clone(), name="positions")(x)
-    x = keras.layers.Dropout(dropout, name="dropout")(x)
-    block = _Block(heads, dropout, 1e-6, normal, normal)
-    for number in range(1, blocks + 1):
-        x = block.add(x, f"block_{number}")
-    x = keras.layers.LayerNormalization(epsilon=1e-6, name="norm")(x)
-    logits = keras.layers.Dense(num_classes, kernel_initializer="zeros", name="logits")(x[:, 0])
-    return keras.Model(inputs, logits, name="vit")
 
 
 def _embedded(

@@ -116,59 +116,6 @@ class ReciprocalSquareRoot(Schedule):
         )
 
 
-@keras.saving.register_keras_serializable("ddl")
-class OneCycle(Schedule):
-    """One-cycle schedule: Smith & Topin 2018, "Super-convergence".
-
-    With x = s / decay_steps at update s, the rate rises from `initial_share` · η at x = 0 to η at
-    x = `rise`, then falls to `final_share` · η at x = 1 and stays there. Each part is half a
-    cosine. The momentum is not changed.
-    """
-
-    def __init__(
-        self,
-        peak_learning_rate: float,
-        decay_steps: int,
-        rise: float = 0.3,
-        initial_share: float = 0.04,
-        final_share: float = 4e-6,
-    ):
-        """Initializes the schedule.
-
-        Args:
-          peak_learning_rate: η, more than 0.
-          decay_steps: Length of the whole cycle in updates, more than 0.
-          rise: Fraction of the cycle in which the rate rises, between 0 and 1, both excluded.
-          initial_share: First rate as a fraction of η, from 0 to 1.
-          final_share: Last rate as a fraction of η, from 0 to 1.
-
-        Raises:
-          ConfigError: If a number is out of range.
-        """
-        _check_positive(peak_learning_rate=peak_learning_rate, decay_steps=decay_steps)
-        if not (0 < rise < 1 and 0 <= initial_share <= 1 and 0 <= final_share <= 1):
-            raise ConfigError(
-                "OneCycle.rise must be between 0 and 1, both excluded, and initial_share and "
-                f"final_share from 0 to 1, got {rise}, {initial_share} and {final_share}."
-            )
-        self.peak_learning_rate = peak_learning_rate
-        self.decay_steps = decay_steps
-        self.rise = rise
-        self.initial_share = initial_share
-        self.final_share = final_share
-
-    def __call__(self, step: Any) -> tf.Tensor:
-        """Returns the rate of update `step` (int [], counted from 0): float64 []."""
-        done = tf.minimum(tf.cast(step, tf.float64) / self.decay_steps, 1.0)
-        up = _half_cosine(self.initial_share, 1.0, done / self.rise)
-        down = _half_cosine(1.0, self.final_share, (done - self.rise) / (1 - self.rise))
-        return self.peak_learning_rate * tf.where(done < self.rise, up, down)
-
-
-def _half_cosine(first: float, last: float, done: tf.Tensor) -> tf.Tensor:
-    return first + (last - first) * (1 - tf.cos(math.pi * done)) / 2
-
-
 def _check_positive(**numbers: float) -> None:
     for name, number in numbers.items():
         if not 0 < number < math.inf:

@@ -21,6 +21,7 @@ from ddl.run.directory import RunDirectory
 from ddl.run.plan import Files, Placement, build
 from ddl.run.writers import RunConsole
 from ddl.tasks.parts import models_of
+from ddl.tasks.supervised import Supervised
 from ddl.training.trainer import Trainer
 
 _POLL_SECONDS = 1.0
@@ -218,8 +219,20 @@ def export(trainer: Trainer, directory: str | os.PathLike[str]) -> list[Path]:
         return [
             path
             for name, model in models.items()
-            for path in export_model(model, folder if single else folder / name)
+            for path in export_model(
+                model, folder if single else folder / name, _signature(trainer, model)
+            )
         ]
+
+
+def _signature(trainer: Trainer, model: keras.Model) -> list[Any] | None:
+    """Returns the inputs of a subclassed model of ddl's tasks, in the dtypes of the data."""
+    task = trainer.task
+    known = getattr(model, "inputs", None)
+    if known or not isinstance(task, Supervised) or model is not task.model:
+        return None
+    inputs = task.inputs(trainer.pipelines[""].element_spec)
+    return [tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape], x.dtype), inputs)]
 
 
 def exported_models(trainer: Trainer) -> dict[str, keras.Model]:

@@ -197,7 +197,6 @@ class Probe:
             counter=batch_counter(zero),
             first_row=0,
             rows=rows,
-            position=None if self.training else zero,
             held=held,
             gathering=gathering,
             mask=mask,

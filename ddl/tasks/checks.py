@@ -56,8 +56,8 @@ def names_of(model: keras.Model) -> list[str] | None:
 
 def check_inputs(
     model: keras.Model, source: Any, input_name: str, others: Collection[str], task: str
-) -> None:
-    """Raises DataError if the data lack an input of the model, or one has another shape or kind.
+) -> str:
+    """Checks that the data have each input of the model, in its shape and kind.
 
     Integers beyond the rows of a table are found where an input goes straight into a layer for
     embeddings and the source has its features as arrays: TensorFlow raises an error in the update
@@ -70,7 +70,11 @@ def check_inputs(
       others: As in `inputs_of`.
       task: Name of the task.
 
+    Returns:
+      Name of the only feature that can be an input; if there are several, `input_name`.
+
     Raises:
+      DataError: If the data lack an input of the model, or one has another shape or kind.
       ConfigError: If a model with one input has several features to choose from.
     """
     spec, names = source.element_spec, names_of(model) or []
@@ -95,6 +99,7 @@ def check_inputs(
             if isinstance(layer, keras.layers.Embedding) and any(x is tensor for x in inputs):
                 remedy = f"Give the table {layer.name!r} of {model.name!r} more rows."
                 check_range(source, name, layer.input_dim, f"Feature {name!r}", remedy)
+    return left[0] if len(left) == 1 else input_name
 
 
 def _warn_of_tiny(source: Any, name: str, layer: keras.layers.Rescaling) -> None:
@@ -125,6 +130,21 @@ def _check_input(model: keras.Model, name: str, spec: tf.TensorSpec, taken: Any)
             f"The input (feature {name!r}) {got}, but the model {model.name!r} takes {wanted}. "
             f"{remedy}"
         )
+
+
+def check_not_rounded(model: keras.Model, given: Any) -> None:
+    """Raises ConfigError if a model converts integers to float16 or bfloat16.
+
+    Keras builds a Sequential without an Input for the dtype in which its first layer computes.
+    """
+    pairs = zip(getattr(model, "inputs", None) or (), tf.nest.flatten(given), strict=False)
+    for taken, one in pairs:
+        dtype = tf.as_dtype(one.dtype)
+        if dtype.is_integer and dtype.size > 1 and taken.dtype in ("float16", "bfloat16"):
+            raise ConfigError(
+                f"The model {model.name!r} converts its {dtype.name} input to {taken.dtype}, "
+                "which rounds large integers. Begin it with keras.Input(…, dtype='int64')."
+            )
 
 
 def without_one(shape: tuple[int | None, ...]) -> tf.TensorShape:

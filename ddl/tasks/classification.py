@@ -25,7 +25,7 @@ Mixing: TypeAlias = Callable[[tf.Tensor, tf.Tensor], Mixed]
 class Classification(Supervised):
     """Single-label classification: a model from inputs to one logit per class.
 
-    The task reads the features "image" and "label" (see `input_name`, `label_name`). A model with
+    The task reads the input and the feature "label" (see `input_name`, `label_name`). A model with
     several inputs, such as `ddl.models.table_mlp`, gets a dict of the features that it names.
     Labels are integers [batch] or one-hot rows [batch, classes]. Reports "accuracy", with `top_k`
     "top_<k>_accuracy", and those of `metrics`.
@@ -95,7 +95,7 @@ class Classification(Supervised):
 
     def per_example(self, features: dict[str, Any], training: bool) -> PerExample:
         """Computes the loss and metrics of a batch: see `ddl.Task.per_example`. Replica context."""
-        inputs, label = self._inputs(features), self._heads[""].label
+        inputs, label = self.inputs(features), self._heads[""].label
         mixed: Mixed | None = None
         for augmentation in self._augmentations if training else ():
             inputs = augmentation(inputs, training=True)

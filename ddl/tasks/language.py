@@ -19,9 +19,9 @@ class LanguageModel(Classification):
     """A model from tokens to logits of a token at each position, such as `ddl.models.gpt`.
 
     The loss is the cross-entropy in nats: the mean over all tokens of the global batch, weighted by
-    the feature of `weight_name` where the data have it. The label of a position is the token that
-    follows, as `ddl.data.tokens` gives them; `MaskedLanguageModel` predicts masked tokens. Reports
-    "accuracy" and "perplexity".
+    the feature "token_weight" [positions] where the data have it. The label of a position is the
+    token that follows, as `ddl.data.tokens` gives them; `MaskedLanguageModel` predicts masked
+    tokens. Reports "accuracy" and "perplexity".
     """
 
     _remedy = (
@@ -35,7 +35,6 @@ class LanguageModel(Classification):
         *,
         input_name: str = "token",
         label_name: str = "next_token",
-        weight_name: str = "token_weight",
     ):
         """Initializes the task.
 
@@ -44,14 +43,12 @@ class LanguageModel(Classification):
             A model with several inputs gets a dict of the features that it names.
           input_name: Name of the feature of tokens.
           label_name: Name of the feature of labels.
-          weight_name: Name of a feature of weights [positions], such as a mask of real tokens. The
-            data need not have it.
 
         Raises:
           ConfigError: If the model is none.
         """
         super().__init__(model, input_name=input_name, label_name=label_name)
-        self._weight_name = weight_name
+        self._weight_name = "token_weight"
 
     def _compared(self, head: Head, labels: tf.Tensor, outputs: tf.Tensor) -> Compared:
         found = super()._compared(head, labels, outputs)
@@ -68,7 +65,7 @@ class LanguageModel(Classification):
             the source has them as arrays.
         """
         super().check(source)
-        spec, given = source.element_spec, self._inputs(source.element_spec)
+        spec, given = source.element_spec, self.inputs(source.element_spec)
         if "segment" in spec and not (isinstance(given, Mapping) and "segment" in given):
             raise DataError(
                 "The data have padding or several documents in a row (feature 'segment'), but the "
@@ -94,7 +91,8 @@ class MaskedLanguageModel(LanguageModel):
     ones are masked on any number of devices. The loss is the cross-entropy in nats: the mean over
     the masked tokens of the global batch.
 
-    Padding is never masked. The data tell it by "segment", which is 0 there (`ddl.data.packed`).
+    A feature "mask_weight" [positions] weighs the tokens; those of weight 0 are never masked, and
+    neither is padding. The data tell it by "segment", which is 0 there (`ddl.data.packed`).
     The model must then take "segment".
     """
 
@@ -104,7 +102,6 @@ class MaskedLanguageModel(LanguageModel):
         masking: TokenMasking,
         *,
         input_name: str = "token",
-        weight_name: str = "mask_weight",
     ):
         """Initializes the task.
 
@@ -113,16 +110,13 @@ class MaskedLanguageModel(LanguageModel):
             A model with several inputs gets a dict of the features that it names.
           masking: Selects and replaces tokens, in training and in evaluations.
           input_name: Name of the feature of tokens.
-          weight_name: Name of a feature of weights [positions] of the tokens if they are masked;
-            tokens of weight 0 are never masked. The data need not have it.
 
         Raises:
           ConfigError: If the model is none, or the masking has tokens beyond its vocabulary.
         """
-        super().__init__(
-            model, input_name=input_name, label_name=input_name, weight_name=weight_name
-        )
-        self._not_inputs = {weight_name}
+        super().__init__(model, input_name=input_name, label_name=input_name)
+        self._weight_name = "mask_weight"
+        self._not_inputs = {self._weight_name}
         vocabulary = (output_shape(model) or (None,))[-1]
         largest = max(masking.mask_token, masking.vocabulary_size - 1)
         if vocabulary is not None and largest >= vocabulary:
@@ -150,6 +144,6 @@ class MaskedLanguageModel(LanguageModel):
             can_mask = given > 0 if can_mask is None else can_mask & (given > 0)
         masked = self.masking(token, can_mask=can_mask)
         weight = masked.weight if given is None else masked.weight * given
-        inputs = self._inputs({**features, self.input_name: masked.token})
+        inputs = self.inputs({**features, self.input_name: masked.token})
         logits = self.model(inputs, training=training)
         return self._per_example({self.input_name: token, self._weight_name: weight}, logits)

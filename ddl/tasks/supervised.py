@@ -54,7 +54,7 @@ class Supervised:
     """A model, its losses and metrics, named as in Keras's `compile`.
 
     The features are the inputs, the label, and optionally "weight". A pair (x, y) has the features
-    "image" and "label"; a pair (dict, y) has the features of the dict and "label". A model with one
+    "input" and "label"; a pair (dict, y) has the features of the dict and "label". A model with one
     input gets that of `input_name`, or the only one; a model with several gets a dict of all.
 
     A model with several outputs takes a loss for each, by the output's name: the key of the dict
@@ -80,7 +80,7 @@ class Supervised:
         metrics: Any = (),
         loss_weights: Any = None,
         class_weight: Mapping[int, float] | None = None,
-        input_name: str = "image",
+        input_name: str = "input",
         label_name: str | Mapping[str, str] = "label",
     ):
         """Initializes the task.
@@ -99,7 +99,7 @@ class Supervised:
           class_weight: Weight of the entries of each class in the loss, not in metrics; others
             weigh 1. Labels are integers [batch, …] or [batch, …, 1], or one-hot [batch, …,
             classes].
-          input_name: Name of the input feature.
+          input_name: Name of the input feature; not needed if the data have no other.
           label_name: Name of the label feature; with several outputs, a dict from output to
             feature, where it is not the output's name.
 
@@ -125,11 +125,11 @@ class Supervised:
 
     def per_example(self, features: dict[str, Any], training: bool) -> PerExample:
         """Computes the loss and metrics of a batch: see `ddl.Task.per_example`. Replica context."""
-        return self._per_example(features, self.model(self._inputs(features), training=training))
+        return self._per_example(features, self.model(self.inputs(features), training=training))
 
     def predict(self, features: dict[str, Any]) -> Any:
         """Returns the model's outputs. Labels are not read. Replica context."""
-        return self.model(self._inputs(features), training=False)
+        return self.model(self.inputs(features), training=False)
 
     def check(self, source: Any) -> None:
         """Checks a data source before training.
@@ -147,7 +147,9 @@ class Supervised:
                     f"{', '.join(sorted(source.element_spec))}. Rename it in the data, or set "
                     f"input_name and label_name of {self._name}."
                 )
-        checks.check_inputs(self.model, source, self.input_name, self._not_inputs, self._name)
+        self.input_name = checks.check_inputs(
+            self.model, source, self.input_name, self._not_inputs, self._name
+        )
         for head in self._heads.values():
             self._check_label(source, head)
 
@@ -156,8 +158,11 @@ class Supervised:
         if (getattr(head.loss, "__module__", None) or "").startswith("keras."):
             checks.check_label(self, source.element_spec[head.label], head.label, "numbers", None)
 
-    def _inputs(self, features: Mapping[str, Any]) -> Any:
-        return checks.inputs_of(self.model, features, self.input_name, self._not_inputs)
+    def inputs(self, features: Mapping[str, Any]) -> Any:
+        """Returns what the model takes of a batch, or of its specs: a tensor, or a dict of such."""
+        given = checks.inputs_of(self.model, features, self.input_name, self._not_inputs)
+        checks.check_not_rounded(self.model, given)
+        return given
 
     def _made_heads(self, loss: Any, metrics: Any, factors: Any, label: Any) -> dict[str, Head]:
         """Returns the heads by the names of the outputs; "" stands for the only one."""

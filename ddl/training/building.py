@@ -48,6 +48,10 @@ def evaluation_pipeline(
     Raises:
       DataError: If the data are of another kind, or do not fit.
     """
+    name = getattr(task, "input_name", None)
+    if isinstance(data, tuple) and len(data) in (2, 3) and isinstance(name, str):
+        x, *others = data  # x has the name of the input in the training data
+        data = (x if isinstance(x, Mapping) else {name: x}, *others)
     pipeline = in_order(as_source(data, argument), train, resident)
     if hasattr(task, "check"):
         task.check(pipeline.source)

@@ -108,7 +108,7 @@ class Evaluations:
             iterator = self._iterators.pop(pipeline, None)
             iterator = iterator or pipeline.iterator(self._strategy, repeats=is_own)
             count = tf.constant(pipeline.steps_per_epoch, tf.int64)
-            sums = self._on_devices(pipeline, (), iterator, count, state.batches, state.step)
+            sums = self._on_devices(pipeline, (), iterator, count, state.step)
             if is_own:
                 self._iterators[pipeline] = iterator
         # Weights of the task may depend on the model and all be 0 for a while: means are NaN.
@@ -131,11 +131,11 @@ class Evaluations:
         return self._losses[spec]
 
     def _sums_on_devices(
-        self, pipeline: BatchPipeline, key: Any, iterator: Any, count: tf.Tensor, *now: tf.Tensor
+        self, pipeline: BatchPipeline, key: Any, iterator: Any, count: tf.Tensor, step: tf.Tensor
     ) -> tf.Tensor:
         """Returns the metric sums over the next `count` batches of a distributed iterator."""
         batch_of = lambda number: pipeline.next_batch(iterator, self._strategy, number)  # noqa: E731
-        return self._sums(pipeline, batch_of, tf.zeros_like(count), count, *now)
+        return self._sums(pipeline, batch_of, tf.zeros_like(count), count, step)
 
     @fixed_order_of_sums()
     def _sums(
@@ -144,7 +144,7 @@ class Evaluations:
         batch_of: Callable[[tf.Tensor], Batch],
         first: tf.Tensor,
         end: tf.Tensor,
-        *now: tf.Tensor,
+        step: tf.Tensor,
     ) -> tf.Tensor:
         """Returns the metric sums over batches: float64 [size]. Cross-replica context, in a graph.
 
@@ -153,7 +153,7 @@ class Evaluations:
           batch_of: Returns the batch of a number, int64 [].
           first: Number of the first batch, int64 [].
           end: Number after the last batch, int64 [].
-          *now: Batches that the training has read, and updates that it has made, int64 [].
+          step: Updates that the training has made, int64 [].
         """
         strategy, loss = self._strategy, self._loss(pipeline)
         # int32, which stays on the host: GPUs would send each answer to the host, which waits.
@@ -161,7 +161,7 @@ class Evaluations:
             turn, last = (tf.cast(number, tf.int32) for number in (first, end))
 
         def sums_of(batch: Batch) -> tf.Tensor:
-            features, microbatch = forward(pipeline, batch, *now)
+            features, microbatch = forward(pipeline, batch, step)
             with microbatch.forward():
                 return loss(features, training=False)[1]
 
@@ -192,15 +192,15 @@ class Evaluations:
 
         @tf.function(autograph=False)
         def of_range(
-            data: Any, rows: Any, first: tf.Tensor, count: tf.Tensor, *now: tf.Tensor
+            data: Any, rows: Any, first: tf.Tensor, count: tf.Tensor, step: tf.Tensor
         ) -> tf.Tensor:
             rows = workers.received(rows)
             batch_of = lambda number: workers.batch(data, rows, number - first, number)  # noqa: E731
-            return self._sums(pipeline, batch_of, first, first + count, *now)
+            return self._sums(pipeline, batch_of, first, first + count, step)
 
         def sums_of_all(state: TrainingState) -> tf.Tensor:
             sums = [
-                workers.schedule(of_range, *ends, state.batches, state.step)
+                workers.schedule(of_range, *ends, state.step)
                 for ends in workers.ranges(0, pipeline.steps_per_epoch or 0)
             ]
             workers.wait()

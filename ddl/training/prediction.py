@@ -32,19 +32,17 @@ def spec_of(pipeline: BatchPipeline) -> tuple[Any, ...]:
 
 
 def forward(
-    pipeline: BatchPipeline, batch: Batch, position: tf.Tensor, step: tf.Tensor
+    pipeline: BatchPipeline, batch: Batch, step: tf.Tensor
 ) -> tuple[dict[str, tf.Tensor], Microbatch]:
     """Returns a replica's features of a batch, and the `Microbatch` for an evaluation of them.
 
     Args:
       pipeline: The data.
       batch: The batch on this replica.
-      position: Batches that the training has read, int64 [].
       step: Updates that the training has made, int64 [].
     """
     features = pipeline.examples(batch)
-    now = {"training": False, "step": step, "position": position}
-    return features, pipeline.microbatch(batch, features, **now)
+    return features, pipeline.microbatch(batch, features, training=False, step=step)
 
 
 class TracedByForm:
@@ -173,7 +171,7 @@ class Predictions:
             iterator = pipeline.iterator(self.strategy, first_batch)
         for number in range(first_batch, -(-total // size)):
             # What a batch draws depends on its number, wherever the reading began.
-            now = tf.constant(number, tf.int64), state.batches, state.step
+            now = tf.constant(number, tf.int64), state.step
             found = self._outputs(pipeline, tuple(features), iterator, *now)
             with device_errors():  # as arrays at once: all outputs may not fit on a device
                 rows = joined([tf.nest.map_structure(lambda x: x.numpy(), one) for one in found])
@@ -187,13 +185,13 @@ class Predictions:
         features: Sequence[str],
         iterator: Any,
         number: tf.Tensor,
-        *now: tf.Tensor,
+        step: tf.Tensor,
     ) -> list[Any]:
         """Returns outputs and features of a batch, of each replica or of all workers."""
         strategy = self.strategy
 
         def of_replica(batch: Batch) -> Any:
-            return self._of_replica(pipeline, features, batch, *now)
+            return self._of_replica(pipeline, features, batch, step)
 
         def of_all(values: Any) -> tf.Tensor:
             given = local(values)[0].dtype
@@ -207,9 +205,9 @@ class Predictions:
         return [tf.nest.map_structure(lambda x, r=r: local(x)[r], found) for r in replicas]
 
     def _of_replica(
-        self, pipeline: BatchPipeline, names: Sequence[str], batch: Batch, *now: tf.Tensor
+        self, pipeline: BatchPipeline, names: Sequence[str], batch: Batch, step: tf.Tensor
     ) -> tuple[Any, list[tf.Tensor]]:
-        features, microbatch = forward(pipeline, batch, *now)
+        features, microbatch = forward(pipeline, batch, step)
         beside = [features[each] for each in names]
         features = {each: v for each, v in features.items() if each != "weight"}
         microbatch.gathering, microbatch.drawn = _refuse, {}

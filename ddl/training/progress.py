@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from ddl.figures import EXAMPLES_PER_SECOND, LOSS_SCALE, SKIPPED_UPDATES, is_one_of_many
+from ddl.figures import EXAMPLES_PER_SECOND, LOSS_SCALE, SKIPPED_UPDATES
 from ddl.output import Dropping, dropping, printable, say
 
 
@@ -153,13 +153,9 @@ def _clock(seconds: float | None) -> str:
 
 
 def format_figures(figures: Mapping[str, float]) -> str:
-    """Formats metrics, loss first: 'loss 0.0312 · accuracy 0.9910 · 12,345 examples/s'.
-
-    Leaves out those of layers and classes.
-    """
+    """Formats metrics, loss first: 'loss 0.0312 · accuracy 0.9910 · 12,345 examples/s'."""
     names = dict.fromkeys(["loss", "accuracy", *figures])
-    shown = [name for name in names if name in figures and not is_one_of_many(name)]
-    return " · ".join(_formatted(name, figures[name]) for name in shown)
+    return " · ".join(_formatted(name, figures[name]) for name in names if name in figures)
 
 
 def _formatted(name: str, value: float) -> str:

@@ -42,7 +42,7 @@ class _Stub:
     def save(self, path):
         path.write_text(self.content)
 
-    def export(self, folder, verbose):
+    def export(self, folder, **_):
         (Path(folder) / "variables").mkdir(parents=True)
         for name in ("saved_model.pb", "variables/index", "variables/data"):
             (Path(folder) / name).write_text(self.content)

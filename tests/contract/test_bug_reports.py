@@ -89,6 +89,9 @@ def test_a_look_up_on_replicas_exports_without_warnings(caplog, monkeypatch, tmp
     exported = keras.models.load_model(tmp_path / "export" / "model.keras", custom_objects=custom)
     right = exported(tf.constant(words[:2].tolist()))
     np.testing.assert_allclose(trainer.predict(words[:2]), right, rtol=1e-5, atol=1e-7)
+    saved = tf.saved_model.load(tmp_path / "export" / "saved_model")
+    served = saved.serve(tf.constant(words[:2].tolist()))
+    np.testing.assert_allclose(served, right, rtol=1e-5, atol=1e-7)
 
 
 class Counting(keras.layers.Layer):
@@ -108,6 +111,15 @@ def test_an_evaluation_leaves_what_a_layer_counts():
     trainer.evaluate()
     trainer.predict(X)
     assert model.layers[0].calls == 3
+
+
+def test_numbers_of_words_are_not_rounded_to_half_precision():
+    """Keras builds a Sequential without an Input for bfloat16, in which 4097 is 4096."""
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model = keras.Sequential([keras.layers.Embedding(5000, 2), keras.layers.Flatten()])
+    task = ddl.Classification(model)
+    with pytest.raises(ConfigError, match="int64 input to bfloat16, .* Begin it with keras.Input"):
+        ddl.Trainer(task, "sgd", (np.full((8, 1), 4097), np.arange(8) % 2), global_batch_size=8)
 
 
 def recurrent(rows, stateful=False):

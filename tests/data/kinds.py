@@ -72,7 +72,7 @@ def make_trainer(data, strategy, **options):
     with strategy.scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
         optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
-    task = ddl.Classification(model)
+    task = ddl.Classification(model, input_name="image")
     options = {"global_batch_size": 8, "seed": 3, "eval_data": data, **options}
     return ddl.Trainer(task, optimizer, data, strategy=strategy, **options)
 

@@ -10,7 +10,7 @@ from keras import ops
 
 import ddl
 from ddl.errors import ConfigError
-from ddl.metrics import FunctionOfMean, KerasMetric, MeanByClass, WeightedMean
+from ddl.metrics import FunctionOfMean, KerasMetric, WeightedMean
 from ddl.precision import set_precision
 from tests.conftest import make_strategy
 
@@ -64,7 +64,6 @@ class AllMetrics:
             "root": self.root(tf.reduce_mean((y - z) ** 2, axis=1)),
             "auc_of_tokens": self.auc(features["of_tokens"], features["tokens"], real),
             "of_tokens": WeightedMean()(features["tokens"], real),
-            "by_class": MeanByClass(CLASSES + 1)(features["class"], score),
         }
         return ddl.PerExample(self.model(features["x"], training=training)[:, 0] ** 2, metrics)
 
@@ -92,10 +91,6 @@ def expected():
             data["of_tokens"].ravel(), data["tokens"].ravel(), sample_weight=of_tokens.ravel()
         ),
         "of_tokens": np.average(data["tokens"], weights=of_tokens),
-        **{
-            f"by_class/{k}": np.average(score[classes == k], weights=w[classes == k])
-            for k in range(CLASSES)
-        },
     }
 
 
@@ -116,7 +111,6 @@ def test_figures_on_two_replicas_are_those_of_all_examples(training):
     trainer = trainer_of(AllMetrics, ("mirrored", 2), accumulation_steps=2)
     for _ in range(2):
         found = trainer.train(epochs=1) if training else trainer.evaluate()
-        assert math.isnan(found.pop(f"by_class/{CLASSES}"))
         assert found.keys() == {"loss", *expected()}
         for name, value in expected().items():
             tolerance = TOLERANCES.get(name.partition("/")[0], 1e-12)

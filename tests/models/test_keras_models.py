@@ -3,7 +3,6 @@
 import importlib.util
 
 import gin
-import keras
 import numpy as np
 import pytest
 
@@ -64,13 +63,6 @@ def sentences():
     return data.Source({**features, "padding_mask": np.arange(6) < lengths})
 
 
-@gin.register(module="tests")
-def low_rank(model: keras.Model, rank: int):
-    """Returns a classifier of keras-hub, of which low-rank changes and the head are trained."""
-    model.backbone.enable_lora(rank)
-    return model
-
-
 def trainer_of(tmp_path, *texts):
     (tmp_path / "model.gin").write_text("".join(texts))
     config.load([str(tmp_path / "model.gin")])
@@ -101,17 +93,3 @@ def test_a_bert_of_keras_hub_trains(tmp_path):
     assert len(moved(trainer)) > 20
     config.check_all_used()
     assert config.operative_config_text().startswith("import keras_hub\n")
-
-
-@needs_keras_hub
-def test_low_rank_adaptation_leaves_the_kernels(tmp_path):
-    lora = """
-    Classification.model = @low_rank()
-    low_rank.model = @keras_hub.models.BertTextClassifier()
-    low_rank.rank = 2
-    """.replace("\n    ", "\n")
-    text = BERT.replace("Classification.model = @keras_hub.models.BertTextClassifier()\n", lora)
-    paths = moved(trainer_of(tmp_path, "import keras_hub", STANDARD, text))
-    assert "logits/kernel" in paths
-    assert any(path.endswith("lora_kernel_b") for path in paths)
-    assert not [path for path in paths if path.endswith("/kernel") and "logits" not in path]

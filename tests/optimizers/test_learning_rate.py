@@ -9,7 +9,7 @@ from keras.optimizers import schedules
 
 from ddl.errors import ConfigError
 from ddl.optimizers.learning_rate import LearningRate
-from ddl.optimizers.schedules import OneCycle, ReciprocalSquareRoot, StepDecay
+from ddl.optimizers.schedules import ReciprocalSquareRoot, StepDecay
 
 STEPS = 400
 
@@ -35,21 +35,8 @@ CLOSED_FORMS = {
         ReciprocalSquareRoot(0.3, 50),
         lambda s: 0.3 * math.sqrt(50 / (50 + s)),
     ),
-    "one cycle": (
-        OneCycle(0.3, 300, rise=0.3, initial_share=0.04, final_share=1e-4),
-        lambda s: one_cycle(s / 300),
-    ),
     "one's own": (OwnSchedule(), lambda s: 0.5 / (s + 1)),
 }
-
-
-def one_cycle(x):
-    def half_cosine(done):
-        return (1 - math.cos(math.pi * done)) / 2
-
-    if x < 0.3:
-        return 0.3 * (0.04 + 0.96 * half_cosine(x / 0.3))
-    return 0.3 * (1 + (1e-4 - 1) * half_cosine((min(x, 1) - 0.3) / 0.7))
 
 
 @pytest.mark.parametrize("name", CLOSED_FORMS)
