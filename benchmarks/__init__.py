@@ -2,7 +2,7 @@
 
 BENCHMARKS = (
     *("loop_overhead", "gan", "step_cost", "first_step", "input", "embeddings"),
-    *("weak_scaling", "launch", "checkpoint_cost", "memory"),
+    *("weak_scaling", "checkpoint_cost", "memory"),
     *("configs", "gpu_counts"),
 )
 """Names in the order of the page. Each module ends with `harness.main(measure)`."""

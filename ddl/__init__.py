@@ -37,7 +37,6 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
     from ddl.run.predicting import predict as predict
     from ddl.run.range_test import find_learning_rate as find_learning_rate
     from ddl.step.gradients import Gradients as Gradients
-    from ddl.step.remat import Remat as Remat
     from ddl.step.state import StepBatch as StepBatch
     from ddl.step.update import Update as Update
     from ddl.step.weight_average import ExponentialMovingAverage as ExponentialMovingAverage
@@ -66,7 +65,6 @@ _NAMES = {
     "run.predicting": "predict",
     "run.range_test": "find_learning_rate",
     "step.gradients": "Gradients",
-    "step.remat": "Remat",
     "step.state": "StepBatch",
     "step.update": "Update",
     "step.weight_average": "ExponentialMovingAverage",

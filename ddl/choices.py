@@ -14,14 +14,12 @@ StrategyName = Literal[
     "tpu",
 ]
 Mode = Literal["train_and_eval", "train", "eval", "export", "predict"]
-Pin = Literal["none", "cores", "gpus"]
 JitCompile = Literal["off", "auto", "on"]
 BatchMoments = Literal["global", "per_replica"]
 ClusterName = Literal["auto", "tf_config", "slurm", "none"]
 
 STRATEGIES: tuple[str, ...] = get_args(StrategyName)
 MODES: tuple[str, ...] = get_args(Mode)
-PINS: tuple[str, ...] = get_args(Pin)
 JIT_COMPILE: tuple[str, ...] = get_args(JitCompile)
 CLUSTERS: tuple[str, ...] = get_args(ClusterName)
 

@@ -78,7 +78,7 @@ def build_cluster(arguments: Sequence[str]) -> Cluster:
         own.num_workers,
         own.num_ps,
         max_restarts=own.max_restarts,
-        pin=own.pin,
+        pin_gpus=own.pin_gpus,
         checkpoints=None if run_flags.dry_run else Path(run_flags.model_dir) / "checkpoints",
     )
 

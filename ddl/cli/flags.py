@@ -4,7 +4,7 @@ from functools import partial
 
 from absl import flags
 
-from ddl.choices import CLUSTERS, JIT_COMPILE, MODES, PINS, PREDICTIONS, STRATEGIES
+from ddl.choices import CLUSTERS, JIT_COMPILE, MODES, PREDICTIONS, STRATEGIES
 from ddl.errors import either
 
 
@@ -71,8 +71,8 @@ def launch_flags() -> flags.FlagValues:
     count("num_workers", None, "Number of workers.", lower_bound=1)
     count("num_ps", 0, "Number of parameter servers; with any there is a chief.", lower_bound=0)
     count("max_restarts", 0, "Maximum restarts without a newer checkpoint.", lower_bound=0)
-    places = "Give each worker an equal share of the cores, or a GPU of its own."
-    flags.DEFINE_enum("pin", "none", PINS, places, flag_values=values)
+    each = "Give each worker a GPU of its own."
+    flags.DEFINE_bool("pin_gpus", False, each, flag_values=values)
     return values
 
 

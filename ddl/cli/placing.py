@@ -43,7 +43,6 @@ def build_placement(values: flags.FlagValues) -> "Placement | None":
 
     from ddl.distribution import parameter_servers
     from ddl.distribution.cluster import ClusterTimeouts
-    from ddl.distribution.communication import Communication
     from ddl.distribution.devices import configure_devices
     from ddl.distribution.strategies import build_strategy, choose_strategy
     from ddl.distribution.traits import TRAITS
@@ -61,12 +60,11 @@ def build_placement(values: flags.FlagValues) -> "Placement | None":
     if TRAITS[name].asynchronous and parameter_servers.serves_here():
         parameter_servers.serve(timeouts)
         return None
-    strategy = build_strategy(name, Communication(), timeouts)
+    strategy = build_strategy(name, timeouts)
     if TRAITS[name].asynchronous:
         watch_tasks(timeouts)
     return Placement(
         strategy,
-        Communication(),
         values.steps_per_loop,
         jit_compile=values.jit_compile,
         shard_optimizer_state=values.shard_optimizer_state,

@@ -25,7 +25,7 @@ _PUBLIC = "ddl.data ddl.layers ddl.metrics ddl.models ddl.optimizers ddl.tasks"
 _KERAS = "optimizers optimizers.schedules losses initializers regularizers constraints layers"
 _OTHERS = (
     "ddl:AfterEvaluation AfterSave EarlyStopping Every",
-    "ddl:ExponentialMovingAverage LossScale LossWeight Remat Retention Trainer WarmStart",
+    "ddl:ExponentialMovingAverage LossScale LossWeight Retention Trainer WarmStart",
     "ddl.optimizers.schedules:epochs_to_steps steps_after_warmup total_steps warmup_steps",
     "ddl.precision:set_numerics",
     "ddl.run.plan:RunPlan steps_per_epoch",

@@ -104,7 +104,7 @@ def placed(source: Any, strategy: tf.distribute.Strategy) -> dict[str, Any]:
     Returns:
       Packed arrays by feature, per-replica.
     """
-    for_gpus = path_of(strategy).packs_int32
+    for_gpus = path_of(strategy).places_order
     values = {name: packed(one, for_gpus) for name, one in (numeric_arrays(source) or {}).items()}
     with tf.init_scope():
         return on_each_replica(strategy, lambda _: values)

@@ -144,7 +144,7 @@ class BatchPipeline:
         if repeats and self.steps_per_epoch is not None:
             dataset = dataset.take(self.steps_per_epoch).repeat()
         path = path_of(strategy)
-        dataset = self._sent(dataset, path.packs_int32)
+        dataset = self._sent(dataset, path.places_order)
         if workers.number == 1:
             # A single CPU needs no copies to devices, which take as long as to read small batches.
             is_alone = path == CPU and strategy.num_replicas_in_sync == 1

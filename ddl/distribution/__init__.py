@@ -8,7 +8,6 @@ import importlib
 from typing import Any
 
 _HOME = {
-    "Communication": "communication",
     "Workers": "workers",
     "build_strategy": "strategies",
     "configure_devices": "devices",

@@ -25,7 +25,7 @@ from tensorflow.python.eager import context
 from ddl import errors
 from ddl.distribution.addresses import close_to_other_machines, is_loopback, taken
 from ddl.distribution.cluster import ClusterTimeouts, cluster_role
-from ddl.distribution.communication import Communication
+from ddl.distribution.communication import reduce_options
 from ddl.distribution.devices import split_into
 from ddl.distribution.workers import Workers
 from ddl.output import say
@@ -296,15 +296,12 @@ class _Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
         return config
 
 
-def build_multi_worker_strategy(
-    communication: Communication, timeouts: ClusterTimeouts
-) -> tf.distribute.Strategy:
+def build_multi_worker_strategy(timeouts: ClusterTimeouts) -> tf.distribute.Strategy:
     """Joins the cluster in TF_CONFIG. Must run before any other operation of the process.
 
     Call it from the main thread.
 
     Args:
-      communication: Options for the communication of gradients.
       timeouts: Seconds to wait for others to join, and seconds of silence after which a worker is
         lost.
 
@@ -329,7 +326,7 @@ def build_multi_worker_strategy(
     try:
         with worker_errors(), keeping_handlers():
             strategy = kind.__new__(kind)
-            extended = _Extended(strategy, communication.options(), timeouts)
+            extended = _Extended(strategy, reduce_options(), timeouts)
             tf.distribute.Strategy.__init__(strategy, extended)
             # Not earlier: no Python code runs while TensorFlow joins.
             close_to_other_machines(role.cluster, own)

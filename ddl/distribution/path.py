@@ -20,8 +20,8 @@ class DevicePath:
     Attributes:
       places_order: Whether the devices have a memory of their own, so that the host counts the
         updates of a loop, and a replica's rows of many updates are copied to its device at once.
-      packs_int32: Whether resident arrays of bytes and of 32-bit integers are stored as int64.
-        TensorFlow keeps int32 in host memory even for operations on a GPU.
+        Resident arrays of bytes and of 32-bit integers are then stored as int64: TensorFlow keeps
+        int32 in host memory even for operations on a GPU.
       reduces_on_one_device: Whether `mirrored` adds gradients on the first device. The devices then
         share memory, where packing only adds copies. Otherwise TensorFlow takes NCCL or rings.
       sums_on_devices: Whether sums over microbatches stay in variables on each device, and metric
@@ -35,7 +35,6 @@ class DevicePath:
     """
 
     places_order: bool = False
-    packs_int32: bool = False
     reduces_on_one_device: bool = False
     sums_on_devices: bool = False
     subtracts_at_once: bool = False
@@ -46,7 +45,6 @@ class DevicePath:
 CPU = DevicePath(reduces_on_one_device=True)
 GPU = DevicePath(
     places_order=True,
-    packs_int32=True,
     sums_on_devices=True,
     subtracts_at_once=True,
     compiles=True,

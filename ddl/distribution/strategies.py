@@ -12,7 +12,6 @@ import tensorflow as tf
 from ddl.choices import STRATEGIES, StrategyName
 from ddl.distribution.addresses import ask
 from ddl.distribution.cluster import ClusterTimeouts, cluster_role
-from ddl.distribution.communication import Communication
 from ddl.distribution.multi_worker import build_multi_worker_strategy
 from ddl.distribution.parameter_servers import build_parameter_server_strategy
 from ddl.distribution.path import path_for
@@ -20,9 +19,7 @@ from ddl.errors import DeviceError, check_choice
 
 
 def build_strategy(
-    name: StrategyName = "auto",
-    communication: Communication | None = None,
-    timeouts: ClusterTimeouts | None = None,
+    name: StrategyName = "auto", timeouts: ClusterTimeouts | None = None
 ) -> tf.distribute.Strategy:
     """Builds the strategy called `name` over all devices that this process sees.
 
@@ -33,8 +30,6 @@ def build_strategy(
 
     Args:
       name: Name of the strategy.
-      communication: Options for the communication of gradients between workers; None for the
-        defaults.
       timeouts: Timeouts of the cluster; None for the defaults. `tpu` waits at most 10 s instead of
         a longer `join`.
 
@@ -46,7 +41,7 @@ def build_strategy(
     """
     check_choice("strategy", name, STRATEGIES)
     build = BUILDERS[choose_strategy(name)]
-    return build(communication or Communication(), timeouts or ClusterTimeouts())
+    return build(timeouts or ClusterTimeouts())
 
 
 def choose_strategy(name: StrategyName) -> StrategyName:
@@ -108,13 +103,13 @@ def _devices() -> list[str]:
     return [device.name for device in devices]
 
 
-BUILDERS: dict[StrategyName, Callable[[Communication, ClusterTimeouts], tf.distribute.Strategy]] = {
+BUILDERS: dict[StrategyName, Callable[[ClusterTimeouts], tf.distribute.Strategy]] = {
     "one_device": lambda *_: tf.distribute.OneDeviceStrategy(_devices()[0]),
     "mirrored": lambda *_: _mirrored(),
     "central_storage": lambda *_: tf.distribute.experimental.CentralStorageStrategy(
         compute_devices=_devices(), parameter_device="CPU:0"
     ),
     "multi_worker_mirrored": build_multi_worker_strategy,
-    "parameter_server": lambda _, timeouts: build_parameter_server_strategy(timeouts),
-    "tpu": lambda _, timeouts: _tpu(min(timeouts.join, 10.0)),
+    "parameter_server": build_parameter_server_strategy,
+    "tpu": lambda timeouts: _tpu(min(timeouts.join, 10.0)),
 }

@@ -12,9 +12,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddl.choices import Pin
 from ddl.errors import DdlError, TrainingDiverged, TrainingInterrupted, WorkerLost
-from ddl.launcher.pinning import pinned
+from ddl.launcher.gpus import with_a_gpu_each
 from ddl.launcher.process import HEARD, ClusterProcess
 from ddl.launcher.tasks import ClusterTask, cluster_tasks, free_ports, tf_configs
 from ddl.output import say
@@ -43,10 +42,10 @@ class Cluster:
         num_ps: int = 0,
         *,
         max_restarts: int = 0,
-        pin: Pin = "none",
+        pin_gpus: bool = False,
         checkpoints: Path | None = None,
     ):
-        """Assigns cores or GPUs to the tasks. Starts no process.
+        """Assigns GPUs to the tasks. Starts no process.
 
         Args:
           command: The command of each process; TF_CONFIG in its environment names its task.
@@ -54,14 +53,15 @@ class Cluster:
           num_ps: Number of parameter servers. With at least one there is also a chief.
           max_restarts: Maximum number of restarts, of all tasks or of one worker alone, since the
             step of the newest checkpoint last grew.
-          pin: Whether each worker gets its own cores, its own GPU, or neither.
+          pin_gpus: Whether each worker gets a GPU of its own.
           checkpoints: Folder of the run's checkpoints; None if there is none to look at.
 
         Raises:
-          ConfigError: If there are not enough cores or GPUs.
+          ConfigError: If there are not enough GPUs.
         """
         self._command = command
-        self._tasks = pinned(cluster_tasks(num_workers, num_ps), pin)
+        tasks = cluster_tasks(num_workers, num_ps)
+        self._tasks = with_a_gpu_each(tasks) if pin_gpus else tasks
         self._has_servers = num_ps > 0
         self._max_restarts = max_restarts
         self._checkpoints = checkpoints

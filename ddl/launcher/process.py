@@ -50,8 +50,6 @@ class ClusterProcess:
             _LIBRARY.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
             if os.getppid() != launcher:  # the launcher died before prctl
                 os.kill(os.getpid(), signal.SIGKILL)
-            if task.cores is not None:
-                os.sched_setaffinity(0, task.cores)
             for number in HEARD:
                 signal.signal(number, signal.SIG_DFL)
             # One that comes before the program has a handler would end it.

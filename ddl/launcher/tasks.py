@@ -10,18 +10,16 @@ _HOST = "127.0.0.1"
 
 @dataclasses.dataclass(frozen=True)
 class ClusterTask:
-    """One process of a cluster, and where it runs.
+    """One process of a cluster.
 
     Attributes:
       kind: The task type in TF_CONFIG: worker, chief or ps.
       index: The task index in TF_CONFIG, counted within its type.
-      cores: Cores that the process may use; None for those of the launcher.
       environment: Environment variables set for the process.
     """
 
     kind: str
     index: int
-    cores: frozenset[int] | None = None
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:

@@ -107,7 +107,7 @@ class KerasMetric:
             raise ConfigError(
                 f"The metric {name!r} ({self.kind}) does not add up over examples, batches and "
                 f"replicas: {min(faults, key=lambda fault: fault.startswith(FAILS))}. Compute it "
-                "from all outputs (ddl.metrics.OfAllOutputs), or return one value for each example."
+                "from all outputs (ddl.metrics.CorpusMetric), or return one value for each example."
             )
         return self._states[key]
 

@@ -28,7 +28,7 @@ _OURS_INSTEAD = {
 
 # Methods of Keras's optimizers that ddl replaces or never calls, and the alternative in ddl.
 _NOT_CALLED = {
-    "_all_reduce_sum_gradients": "The Trainer sums gradients itself: see its communication.",
+    "_all_reduce_sum_gradients": "The Trainer sums gradients itself.",
     "scale_loss": "Use the Trainer's loss_scale.",
     "finalize_variable_values": "Use the Trainer's weight_average for averaged weights.",
     "learning_rate": "Pass a LearningRateSchedule to the optimizer.",

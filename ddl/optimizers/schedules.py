@@ -85,37 +85,6 @@ class StepDecay(Schedule):
         return powers[tf.math.count_nonzero(passed)]
 
 
-@keras.saving.register_keras_serializable("ddl")
-class ReciprocalSquareRoot(Schedule):
-    """Reciprocal square root decay: the rate of update s is η / √(1 + s / timescale).
-
-    After a warm-up of W = `timescale` updates it equals the schedule of Vaswani et al. 2017,
-    "Attention is all you need": η · √(W / step), with `step` counted from the start of the
-    warm-up. It does not depend on the length of the training (Zhai et al. 2022, "Scaling vision
-    transformers").
-    """
-
-    def __init__(self, initial_learning_rate: float, timescale: int):
-        """Initializes the schedule.
-
-        Args:
-          initial_learning_rate: η, more than 0.
-          timescale: In updates, more than 0.
-
-        Raises:
-          ConfigError: If a number is out of range.
-        """
-        _check_positive(initial_learning_rate=initial_learning_rate, timescale=timescale)
-        self.initial_learning_rate = initial_learning_rate
-        self.timescale = timescale
-
-    def __call__(self, step: Any) -> tf.Tensor:
-        """Returns the rate of update `step` (int [], counted from 0): float64 []."""
-        return self.initial_learning_rate * tf.math.rsqrt(
-            1 + tf.cast(step, tf.float64) / self.timescale
-        )
-
-
 def _check_positive(**numbers: float) -> None:
     for name, number in numbers.items():
         if not 0 < number < math.inf:

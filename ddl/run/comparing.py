@@ -26,7 +26,7 @@ from ddl.training.trainer import Trainer
 
 # A resumed run may change what these own, which leaves its updates the same. Any other difference
 # makes it another run.
-_OWNERS = {"RunPlan", "Retention", "WarmStart", "Predictions", "Remat", "MLflow"}
+_OWNERS = {"RunPlan", "Retention", "WarmStart", "Predictions", "MLflow"}
 _OWNERS |= {"WeightsAndBiases", "Every", "AfterEvaluation", "AfterSave", "EarlyStopping"}
 _OWNERS |= {"steps_per_epoch"}  # which follows from what the checkpoint compares
 _PLAN = ("TRAIN_STEPS/", "EVAL_EVERY/", "CHECKPOINT_EVERY/", "LOG_EVERY/")  # scopes of macros

@@ -4,7 +4,6 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import tensorflow as tf
 from absl import logging
 
 from ddl import config
-from ddl.checkpoints.directory import SavedCheckpoint
 from ddl.checkpoints.export import export_model
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, ModelDirectoryError, NotReady
@@ -25,9 +23,6 @@ from ddl.tasks.supervised import Supervised
 from ddl.training.trainer import Trainer
 
 _POLL_SECONDS = 1.0
-
-# A checkpoint's files: names, sizes in bytes, and modification times in nanoseconds.
-_Version = tuple[tuple[str, int, int], ...]
 
 
 def load(
@@ -140,25 +135,23 @@ def follow(trainer: Trainer, files: Files, timeout: float, total: int, console: 
       DataError: If the data cannot be read.
     """
     workers, checkpoints = Workers(trainer.strategy), files.checkpoints
-    seen: set[_Version] = set()
     step, failure, deadline = -1, "", time.monotonic() + timeout
     while step < total:
         with workers.failing_together():
             found = checkpoints.saved()[-1:] if workers.is_chief else []
-        version = _version(found[0]) if found else ()
-        if workers.broadcast(version not in {(), *seen}):
+        if workers.broadcast(bool(found) and found[0].step > step):
             try:
-                saved = checkpoints.restore_model()
-                if not workers.broadcast(_version(saved) in seen):
-                    evaluate_restored(trainer, files, console)
-                    step = trainer.step
-                seen |= {version, _version(saved)}
+                checkpoints.restore_model()  # an older one, if the newest is damaged
             except ModelDirectoryError as error:
-                seen.add(version)
+                if failure != str(error):
+                    console.line(f"{error}\nWaiting for the next checkpoint.")
                 failure = str(error)
-                console.line(f"{failure}\nWaiting for the next checkpoint.")
-            deadline = time.monotonic() + timeout
-        elif (rest := workers.broadcast_float(deadline - time.monotonic())) > 0:
+            else:
+                if trainer.step > step:
+                    evaluate_restored(trainer, files, console)
+                    step, deadline = trainer.step, time.monotonic() + timeout
+                    continue
+        if (rest := workers.broadcast_float(deadline - time.monotonic())) > 0:
             time.sleep(min(rest, _POLL_SECONDS))
         elif step >= 0:
             console.line(f"No checkpoint after step {step:,} appeared within {timeout:g} s.")
@@ -174,19 +167,6 @@ def follow(trainer: Trainer, files: Files, timeout: float, total: int, console: 
         f"No checkpoint that can be evaluated appeared in {checkpoints.folder} within {timeout:g} "
         f"s. {failure} Check --model_dir, or pass a larger --follow_timeout."
     )
-
-
-def _version(saved: SavedCheckpoint) -> _Version:
-    """Identifies the files of a checkpoint, since a rewound run writes some steps again.
-
-    The result also changes while files are being copied, so that a checkpoint that looked damaged
-    is tried again.
-    """
-    files = Path(saved.prefix).parent.glob(f"{Path(saved.prefix).name}.*")
-    with suppress(FileNotFoundError):  # the run has just removed one
-        found = [(path.name, path.stat()) for path in files]
-        return tuple(sorted((name, x.st_size, x.st_mtime_ns) for name, x in found))
-    return ()
 
 
 def export(trainer: Trainer, directory: str | os.PathLike[str]) -> list[Path]:

@@ -19,7 +19,6 @@ from ddl.checkpoints.warm_start import WarmStart
 from ddl.choices import JitCompile, check_count
 from ddl.data.conversion import sources_by_name
 from ddl.data.pipeline import BatchPipeline
-from ddl.distribution.communication import Communication
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.optimizers.schedules import total_steps
@@ -174,14 +173,12 @@ class Placement:
 
     Attributes:
       strategy: The `tf.distribute` strategy.
-      communication: Settings of the gradients' all-reduce.
       steps_per_loop: Updates per Python call; None adapts the number.
       jit_compile: Whether XLA compiles the updates; "auto" does on GPUs.
       shard_optimizer_state: Whether each replica keeps the slots of its share of the weights alone.
     """
 
     strategy: tf.distribute.Strategy
-    communication: Communication = dataclasses.field(default_factory=Communication)
     steps_per_loop: int | None = None
     jit_compile: JitCompile = "auto"
     shard_optimizer_state: bool = False
@@ -195,7 +192,7 @@ def build(
     Enters the strategy's scope. Call it on all workers, in eager, cross-replica context.
 
     Args:
-      placement: Strategy, communication and the other settings from flags.
+      placement: Strategy and the other settings from flags.
       workers: The workers of the strategy.
       directory: Directory of the run; its saved seed is used if the config binds none.
 

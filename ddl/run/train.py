@@ -47,7 +47,7 @@ def run(
     Call it on all workers, in eager, cross-replica context.
 
     Args:
-      placement: Strategy, communication and the other settings from flags.
+      placement: Strategy and the other settings from flags.
       model_dir: Directory the run writes to and resumes from; None makes it a dry run.
       mode: Whether to train, evaluate, do both, export, or predict.
       dry_run: Build everything, make one step of all, print the plan and write nothing.

@@ -6,7 +6,6 @@ with Sublinear Memory Cost".
 """
 
 import copy
-import dataclasses
 import fnmatch
 import functools
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,26 +28,16 @@ _OF_CALLS = ("current_call_ctx", "autocast_scope")
 """Names of the state of a thread that Keras's layers read from the calls around them."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Remat:
-    """Selects the layers that the backward pass computes again.
-
-    Attributes:
-      layers: Patterns of names of layers, such as "block_*", of which one must match. A layer
-        within a layer that matches belongs to the outer one. Embeddings are never computed again:
-        a lookup keeps nothing.
-    """
-
-    layers: str | Sequence[str]
-
-
-def recomputed(rule: Remat, task: Task, strategy: tf.distribute.Strategy) -> Mapping[int, str]:
-    """Prepares the layers of a task that a rule selects; returns their names by their ids.
+def recomputed(
+    patterns: str | Sequence[str], task: Task, strategy: tf.distribute.Strategy
+) -> Mapping[int, str]:
+    """Prepares the layers of a task that patterns select; returns their names by their ids.
 
     A layer is computed again where the current microbatch (`Microbatch.remat`) names it.
 
     Args:
-      rule: Selects the layers.
+      patterns: Patterns of names of layers, such as "block_*". A layer within a layer that matches
+        belongs to the outer one. Embeddings are never computed again: a lookup keeps nothing.
       task: The task, with built models.
       strategy: The strategy.
 
@@ -65,21 +54,20 @@ def recomputed(rule: Remat, task: Task, strategy: tf.distribute.Strategy) -> Map
     layers = [
         x for x in layers_of(task) if x not in models and not isinstance(x, keras.layers.Embedding)
     ]
-    patterns = [rule.layers] if isinstance(rule.layers, str) else list(rule.layers) or [""]
     matching: list[keras.layers.Layer] = []
-    for pattern in patterns:
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
         found = [x for x in layers if fnmatch.fnmatchcase(x.name, pattern)]
         if not found:
             names = [layer.name for layer in layers]
             raise ConfigError(
-                f"Remat.layers must match layers of the task, but {pattern!r} matches none of "
+                f"Trainer.remat must match layers of the task, but {pattern!r} matches none of "
                 f"{', '.join(names):.900}.{did_you_mean(pattern, names)}"
             )
         matching += found
     for layer in matching:
         if any(isinstance(x, keras.layers.BatchNormalization) for x in layer._flatten_layers()):
             raise ConfigError(
-                f"Remat.layers matches {layer.name!r}, which holds BatchNormalization: the "
+                f"Trainer.remat matches {layer.name!r}, which holds BatchNormalization: the "
                 "second computation would take its moments again. Match layers without it."
             )
         if getattr(layer.call, "func", None) is not _call:
@@ -139,7 +127,7 @@ class _Unchanged(keras.StatelessScope):
     def _refuse(self, what: str) -> None:
         raise ConfigError(
             f"A layer {what} in the forward pass, so the backward pass must not compute it again. "
-            "Leave the layer out of Remat.layers."
+            "Leave the layer out of Trainer.remat."
         )
 
 

@@ -22,7 +22,7 @@ import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.ops import gen_math_ops
 
-from ddl.distribution.communication import Communication
+from ddl.distribution.communication import reduce_options
 from ddl.distribution.devices import local_devices
 from ddl.distribution.path import path_of
 from ddl.step.gradients import Variables
@@ -130,18 +130,10 @@ class AllReduce:
     pass computes these first, so that their all-reduce overlaps with the rest of the pass.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, communication: Communication):
-        """Keeps the arguments.
-
-        Args:
-          strategy: The strategy under which the gradients are computed.
-          communication: Buffer size in bytes, timeout in seconds, and implementation.
-
-        Raises:
-          ConfigError: If `communication` asks for NCCL without a GPU.
-        """
+    def __init__(self, strategy: tf.distribute.Strategy):
+        """Keeps the strategy under which the gradients are computed."""
         self._strategy = strategy
-        self._options = communication.options()
+        self._options = reduce_options()
 
     def __call__(self, gradients: Sequence[Any], variables: Variables) -> list[Any]:
         """Returns the sums, one per variable, present on every replica.

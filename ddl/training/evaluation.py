@@ -19,8 +19,8 @@ from ddl.distribution.path import on_host_if_placed
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, DataError
-from ddl.metrics import OfAllOutputs
-from ddl.metrics.of_all_outputs import checked_corpus_metrics
+from ddl.metrics import CorpusMetric
+from ddl.metrics.corpus_metric import checked_corpus_metrics
 from ddl.step.loss import Loss
 from ddl.step.moving_statistics import restoring
 from ddl.step.probes import Probes
@@ -119,7 +119,7 @@ class Evaluations:
             )
         means = form.metrics.means(sums)
         for metric in self._corpus_metrics:
-            means |= self._of_all_outputs(metric, pipeline, state, means["loss"])
+            means |= self._corpus_metric(metric, pipeline, state, means["loss"])
         return means
 
     def _loss(self, pipeline: BatchPipeline) -> Loss:
@@ -208,8 +208,8 @@ class Evaluations:
 
         return sums_of_all
 
-    def _of_all_outputs(
-        self, metric: OfAllOutputs, pipeline: BatchPipeline, state: TrainingState, loss: float
+    def _corpus_metric(
+        self, metric: CorpusMetric, pipeline: BatchPipeline, state: TrainingState, loss: float
     ) -> dict[str, float]:
         """Returns the figures of one metric, which the chief computes, on all workers.
 

@@ -267,7 +267,7 @@ def _refuse(tensors: list[tf.Tensor], current: Microbatch) -> Gathered:
     """Refuses `ddl.gather` (`ddl.tasks.gather.Gathering`)."""
     raise ConfigError(
         "ddl.gather was called in predict, but an output must not depend on the other examples of "
-        "its batch. Compare examples in a loss, or in a ddl.metrics.OfAllOutputs."
+        "its batch. Compare examples in a loss, or in a ddl.metrics.CorpusMetric."
     )
 
 

@@ -10,11 +10,11 @@ import tensorflow as tf
 from ddl.choices import BatchMoments, JitCompile, check_positive
 from ddl.data.conversion import sources_by_name
 from ddl.data.pipeline import BatchPipeline
-from ddl.distribution.communication import Communication, number_collectives
+from ddl.distribution.communication import number_collectives
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, did_you_mean
 from ddl.layers.normalization import take_over_moments
-from ddl.metrics import OfAllOutputs
+from ddl.metrics import CorpusMetric
 from ddl.optimizers.fused import updates_rows
 from ddl.optimizers.groups import Optimizers, by_name, from_keras_name
 from ddl.precision import LossScale
@@ -25,7 +25,7 @@ from ddl.step.global_gradient import GlobalGradient
 from ddl.step.gradients import Limit, clips_by_name
 from ddl.step.moving_statistics import allow_replica_writes, statistics_of
 from ddl.step.probes import Probes
-from ddl.step.remat import Remat, recomputed
+from ddl.step.remat import recomputed
 from ddl.step.sharding import sharding_of
 from ddl.step.state import TrainingState
 from ddl.step.sums import AllReduce
@@ -78,7 +78,7 @@ class Trainer:
         *,
         global_batch_size: int | Mapping[str, int],
         eval_data: Any = None,
-        corpus_metrics: OfAllOutputs | Sequence[OfAllOutputs] = (),
+        corpus_metrics: CorpusMetric | Sequence[CorpusMetric] = (),
         strategy: tf.distribute.Strategy | None = None,
         seed: int = 0,
         shuffle: bool = True,
@@ -90,9 +90,8 @@ class Trainer:
         max_skipped_updates: int = 50,
         steps_per_loop: int | None = None,
         data_on_device: bool | Literal["auto"] = "auto",
-        communication: Communication | None = None,
         jit_compile: JitCompile = "auto",
-        remat: Remat | None = None,
+        remat: str | Sequence[str] = (),
         shard_optimizer_state: bool = False,
     ) -> None:
         """Checks everything that can be checked before training, and builds the optimizer slots.
@@ -123,11 +122,10 @@ class Trainer:
           max_skipped_updates: Consecutive overflows after which training counts as diverged.
           steps_per_loop: Updates per call of the training loop; None adapts to about a second.
           data_on_device: Whether arrays lie on the devices; "auto" decides by size.
-          communication: Options of the all-reduce: collectives, buffer size, timeout.
           jit_compile: Whether XLA compiles the passes and the update, which changes only rounding:
             "on", "off", or "auto": on GPUs, except for what XLA cannot compile.
-          remat: Selects layers that the backward pass computes again, to take less memory. Results
-            do not change.
+          remat: Patterns of names of layers, such as "block_*", that the backward pass computes
+            again, to take less memory. Results do not change.
           shard_optimizer_state: Whether each replica keeps the slots of its share of the weights
             alone, to take less memory. Changes only rounding.
 
@@ -197,7 +195,7 @@ class Trainer:
         take_over_moments(layers)
         allow_replica_writes(layers, strategy)
         moving = statistics_of(layers, strategy)
-        all_reduce = AllReduce(strategy, communication or Communication())
+        all_reduce = AllReduce(strategy)
         updated, shards = {n: x.variables for n, x in plan.applied.items()}, shard_optimizer_state
         self.sharding = sharding_of(optimizers, updated, all_reduce, strategy, shards)
         scale = building.known_loss_scale(loss_scale, layers, strategy)

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from ddl.distribution import devices
-from ddl.distribution.communication import Communication
+from ddl.distribution.communication import reduce_options
 from ddl.distribution.devices import configure_devices, describe_devices
 from ddl.distribution.path import GPU, VIRTUAL_GPU, path_of
 
@@ -86,7 +86,7 @@ def test_one_gpu_is_split(machine):
     assert describe_devices(replicas) == "2 of GPU:1"
     assert path_of(replicas) is VIRTUAL_GPU
     assert path_of(replicas).reduces_on_one_device
-    assert Communication().options().implementation.value == "RING"
+    assert reduce_options().implementation.value == "RING"
 
 
 # The devices of this process: four virtual ones of its CPU.

@@ -9,7 +9,6 @@ import pytest
 
 import ddl
 from ddl import config
-from ddl.distribution.communication import Communication
 from ddl.run import train
 from tests.conftest import make_strategy
 
@@ -55,5 +54,5 @@ def test_a_dry_run(example, capsys, monkeypatch):
         params += SMALL
     keras.utils.clear_session()  # names as in a new process
     config.load([f"{ROOT}/examples/{example}.gin"], params)
-    train.run(train.Placement(make_strategy("one_device", 1), Communication()), None, dry_run=True)
+    train.run(train.Placement(make_strategy("one_device", 1)), None, dry_run=True)
     assert "One step on one batch: " in capsys.readouterr().out

@@ -166,4 +166,4 @@ def test_what_does_not_add_up_is_refused_by_name(metric, labels, outputs, messag
     with pytest.raises(ConfigError, match=r"The metric 'own' \(\w+\) does not add") as error:
         state_of(KerasMetric(metric), labels, outputs)
     assert error.match(message)
-    assert error.match("OfAllOutputs")
+    assert error.match("CorpusMetric")

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from ddl import config, data
-from ddl.distribution.communication import Communication
 from ddl.distribution.workers import Workers
 from ddl.run import train
 from tests.conftest import make_strategy
@@ -66,7 +65,7 @@ def sentences():
 def trainer_of(tmp_path, *texts):
     (tmp_path / "model.gin").write_text("".join(texts))
     config.load([str(tmp_path / "model.gin")])
-    placement = train.Placement(make_strategy("one_device", 1), Communication())
+    placement = train.Placement(make_strategy("one_device", 1))
     _, trainer = train.build(placement, Workers(placement.strategy))
     return trainer
 

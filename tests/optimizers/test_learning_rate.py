@@ -9,7 +9,7 @@ from keras.optimizers import schedules
 
 from ddl.errors import ConfigError
 from ddl.optimizers.learning_rate import LearningRate
-from ddl.optimizers.schedules import ReciprocalSquareRoot, StepDecay
+from ddl.optimizers.schedules import StepDecay
 
 STEPS = 400
 
@@ -30,10 +30,6 @@ CLOSED_FORMS = {
     "cosine": (
         schedules.CosineDecay(0.3, 333, alpha=0.01),
         lambda s: 0.3 * (0.99 * (1 + math.cos(math.pi * min(s, 333) / 333)) / 2 + 0.01),
-    ),
-    "reciprocal square root": (
-        ReciprocalSquareRoot(0.3, 50),
-        lambda s: 0.3 * math.sqrt(50 / (50 + s)),
     ),
     "one's own": (OwnSchedule(), lambda s: 0.5 / (s + 1)),
 }

@@ -5,7 +5,6 @@ import re
 import pytest
 
 from ddl import config
-from ddl.distribution.communication import Communication
 from ddl.distribution.workers import Workers
 from ddl.run import train
 from tests.conftest import make_strategy
@@ -81,7 +80,7 @@ TRACED = {
 @pytest.mark.parametrize("name", [name for name in FILES if name not in TRACED])
 def test_a_trainer_with_every_macro_set(name):
     config.load([str(CONFIGS / name)], [*stand_ins(name), *SET])
-    placement = train.Placement(make_strategy("one_device", 1), Communication())
+    placement = train.Placement(make_strategy("one_device", 1))
     train.build(placement, Workers(placement.strategy))
     config.check_all_used()
 

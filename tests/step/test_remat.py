@@ -100,8 +100,8 @@ def products(trainer):
 )
 def test_updates_are_the_same(model, pattern, place, arguments):
     set_precision("float64")
-    recomputing = make(model, place, ddl.Remat(pattern), **arguments)
-    plain = make(model, place, None, **arguments | {"jit_compile": "off"})
+    recomputing = make(model, place, pattern, **arguments)
+    plain = make(model, place, (), **arguments | {"jit_compile": "off"})
     for one, other in zip(weights(recomputing), weights(plain), strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-10)
     assert products(recomputing) > products(plain)
@@ -123,4 +123,4 @@ class Each(ddl.Classification):
 )
 def test_what_cannot_be_computed_again_is_refused(model, remat, task, message):
     with pytest.raises(ConfigError, match=message):
-        make(model, ("one_device", 1), ddl.Remat(remat), task=task).train(1, progress=False)
+        make(model, ("one_device", 1), remat, task=task).train(1, progress=False)

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tensorflow.python.distribute import cross_device_ops, cross_device_utils
 from tensorflow.python.ops import gen_math_ops
 
-from ddl.distribution.communication import Communication
+from ddl.distribution import communication
 from ddl.step.sums import AllReduce, fixed_order_of_sums
 from tests.conftest import STRATEGIES, make_strategy
 
@@ -27,7 +27,7 @@ def collectives(replicas):
 @pytest.mark.parametrize(
     "where", [*STRATEGIES, ("collectives", 3)], ids=lambda case: f"{case[0]}-{case[1]}"
 )
-def test_dense_and_sparse_gradients_of_two_dtypes_are_added(where):
+def test_dense_and_sparse_gradients_of_two_dtypes_are_added(where, monkeypatch):
     """In buffers of 60 bytes, which hold several gradients."""
     strategy = collectives(where[1]) if where[0] == "collectives" else make_strategy(*where)
     shapes = {(3, 5): "float32", (5,): "float64", (2, 2, 3): "float32", (6, 2): "float32"}
@@ -38,7 +38,8 @@ def test_dense_and_sparse_gradients_of_two_dtypes_are_added(where):
         [np.random.default_rng(replica).normal(size=v.shape).astype(v.dtype) for v in variables[:3]]
         for replica in range(replicas)
     ]
-    all_reduce = AllReduce(strategy, Communication(bytes_per_pack=60))
+    monkeypatch.setattr(communication, "_BYTES_PER_PACK", 60)
+    all_reduce = AllReduce(strategy)
 
     @tf.function(autograph=False)
     def run():

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import ddl
 from ddl.errors import ConfigError
-from ddl.metrics import OfAllOutputs
+from ddl.metrics import CorpusMetric
 from tests.conftest import make_strategy
 
 N = 21
@@ -45,7 +45,7 @@ def checked(outputs, features):
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_all_rows_in_order_without_padding(replicas):
-    trainer = trainer_of([OfAllOutputs(checked, ["rows", "mean"])], replicas)
+    trainer = trainer_of([CorpusMetric(checked, ["rows", "mean"])], replicas)
     assert trainer.eval_metric_names == ("loss", "rows", "mean")
     found = trainer.evaluate()
     assert found["rows"] == N
@@ -65,7 +65,7 @@ def test_rows_of_weight_0_are_left_out(features):
             np.testing.assert_array_equal(features["weight"], weight[weight > 0])
         return {"rows": len(outputs["sum"]), "features": len(features)}
 
-    metric = OfAllOutputs(rows, ["rows", "features"], features=features)
+    metric = CorpusMetric(rows, ["rows", "features"], features=features)
     trainer = trainer_of(metric, data={**DATA, "weight": weight})
     found = trainer.evaluate()
     assert (found["rows"], found["features"]) == (N // 3 * 2, len(features))
@@ -73,7 +73,7 @@ def test_rows_of_weight_0_are_left_out(features):
 
 def test_a_figure_of_the_task_is_not_overwritten():
     with pytest.raises(ConfigError, match="figures are called 'loss'|names of ddl's own: loss"):
-        trainer_of(OfAllOutputs(checked, ["loss"]))
-    metrics = [OfAllOutputs(checked, ["rows"]), OfAllOutputs(checked, ["rows"])]
+        trainer_of(CorpusMetric(checked, ["loss"]))
+    metrics = [CorpusMetric(checked, ["rows"]), CorpusMetric(checked, ["rows"])]
     with pytest.raises(ConfigError, match="Two figures are called 'rows'"):
         trainer_of(metrics)

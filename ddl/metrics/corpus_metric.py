@@ -11,7 +11,7 @@ from ddl.figures import is_reserved
 Function = Callable[[Any, dict[str, np.ndarray]], Mapping[str, float]]
 
 
-class OfAllOutputs:
+class CorpusMetric:
     """A function of all outputs and features of an evaluation, in order and without padding.
 
     Examples of weight 0 are not passed.
@@ -19,7 +19,7 @@ class OfAllOutputs:
         def spearman(outputs, features):
             return {"spearman": scipy.stats.spearmanr(outputs, features["label"]).statistic}
 
-        ddl.Trainer(…, corpus_metrics=OfAllOutputs(spearman, ["spearman"], features=["label"]))
+        ddl.Trainer(…, corpus_metrics=CorpusMetric(spearman, ["spearman"], features=["label"]))
 
     After each evaluation, the model runs over the data once more, with the method `predict` of the
     task. The function is called on the chief; all workers get its figures.
@@ -49,14 +49,14 @@ class OfAllOutputs:
         Raises:
           ConfigError: If the names are no list, or one is reserved.
         """
-        check_takes("OfAllOutputs.function", function, ("outputs", "features"))
+        check_takes("CorpusMetric.function", function, ("outputs", "features"))
         if isinstance(names, str) or isinstance(features, str) or not names or "" in names:
             raise ConfigError(
-                "OfAllOutputs.names and features must be lists of names, got "
+                "CorpusMetric.names and features must be lists of names, got "
                 f"{names!r:.80} and {features!r:.80}. Write ['bleu'] for one."
             )
         if taken := ", ".join(name for name in names if is_reserved(name)):
-            raise ConfigError(f"OfAllOutputs.names has names of ddl's own: {taken}. Rename them.")
+            raise ConfigError(f"CorpusMetric.names has names of ddl's own: {taken}. Rename them.")
         self.names = tuple(names)
         self.features = None if features is None else tuple(features)
         self._function = function
@@ -74,22 +74,22 @@ class OfAllOutputs:
             figures = {}
         if not figures or len(found) != len(figures):
             raise ConfigError(
-                "The function of OfAllOutputs must return a dict from each figure, "
+                "The function of CorpusMetric must return a dict from each figure, "
                 f"{', '.join(self.names)}, to a number, got {found!r:.160}. Correct it."
             )
         return figures
 
 
-def checked_corpus_metrics(given: Any) -> tuple[OfAllOutputs, ...]:
+def checked_corpus_metrics(given: Any) -> tuple[CorpusMetric, ...]:
     """Returns the argument `corpus_metrics` of `ddl.Trainer` as a tuple.
 
     Raises:
-      ConfigError: If it is neither OfAllOutputs nor a list of such.
+      ConfigError: If it is neither CorpusMetric nor a list of such.
     """
     several = tuple(given) if isinstance(given, list | tuple) else (given,)
-    if not all(isinstance(one, OfAllOutputs) for one in several):
+    if not all(isinstance(one, CorpusMetric) for one in several):
         raise ConfigError(
-            "Trainer.corpus_metrics must be a ddl.metrics.OfAllOutputs, or a list of such, got "
-            f"{given!r:.80}. Wrap a function, as in OfAllOutputs(function, ['bleu'])."
+            "Trainer.corpus_metrics must be a ddl.metrics.CorpusMetric, or a list of such, got "
+            f"{given!r:.80}. Wrap a function, as in CorpusMetric(function, ['bleu'])."
         )
     return several
