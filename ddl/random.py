@@ -204,20 +204,16 @@ def _keras_uniform(
 
 
 def _keras_normal(
-    shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None
+    shape: Any,
+    mean: Any = 0.0,
+    stddev: Any = 1.0,
+    dtype: Any = None,
+    seed: Any = None,
+    part: float = 1.0,
 ) -> tf.Tensor:
-    """Draws as `keras.random.normal`."""
+    """Draws as `keras.random.normal`, a part of the numbers around the mean."""
     kind = _dtype(dtype)
-    drawn = tf.cast(_draw(_normal, seed, shape), kind)
-    return drawn * tf.cast(stddev, kind) + tf.cast(mean, kind)
-
-
-def _keras_truncated_normal(
-    shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None
-) -> tf.Tensor:
-    """Draws as `keras.random.truncated_normal`."""
-    kind = _dtype(dtype)
-    drawn = tf.cast(_draw(functools.partial(_normal, _TWO_DEVIATIONS), seed, shape), kind)
+    drawn = tf.cast(_draw(functools.partial(_normal, part), seed, shape), kind)
     return drawn * tf.cast(stddev, kind) + tf.cast(mean, kind)
 
 
@@ -299,10 +295,11 @@ def _refuse(name: str, remedy: str, *args: Any, **kwargs: Any) -> None:
 
 
 for _function in (
-    *(_keras_uniform, _keras_normal, _keras_truncated_normal, _keras_randint, _keras_dropout),
+    *(_keras_uniform, _keras_normal, _keras_randint, _keras_dropout),
     *(_keras_categorical, _keras_beta),
 ):
     _replace(_function.__name__.removeprefix("_keras_"), _function)
+_replace("truncated_normal", functools.partial(_keras_normal, part=_TWO_DEVIATIONS))
 for _name, _remedy in {
     "binomial": "Add up keras.random.uniform(…) < probability",
     "gamma": "Use keras.random.beta",

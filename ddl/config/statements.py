@@ -150,7 +150,8 @@ class Reader:
         path = next(filter(os.path.isfile, paths), None)
         if path is None:
             known = [found.name for folder in folders for found in Path(folder).glob("*.gin")]
-            what = f"There is no config file {name} in {', '.join(dict.fromkeys(folders))}."
+            places = ", ".join(dict.fromkeys(map(os.path.normpath, folders)))
+            what = f"There is no config file {name} in {places}."
             raise ConfigError(complain(at, what + did_you_mean(name, known, cutoff=0.65)))
         if os.path.abspath(path) not in self.files:
             self.files.add(os.path.abspath(path))

@@ -1,5 +1,6 @@
 """Conversion of the data that users pass into a `Source` or a `Stream`."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,11 @@ def as_source(data: Any, argument: str = "The data") -> Source | Stream:
     """
     if isinstance(data, Source | Stream):
         return data
+    if isinstance(data, str | os.PathLike):
+        raise DataError(
+            f"{argument} must be arrays, a data set or what a reader returns, got the "
+            f"{type(data).__name__} {data!r:.60}. Read files by ddl.data.tf_records and others."
+        )
     parts = list(data.values()) if isinstance(data, Mapping) else data
     if isinstance(parts, tuple | list) and any(isinstance(one, _SETS) for one in parts):
         raise DataError(

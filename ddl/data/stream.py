@@ -125,8 +125,9 @@ class Stream:
         self.is_repeatable = are_same(first, again)
         if not self.is_repeatable:
             logging.warning(
-                f"{name}: two reads of the first examples differ, so a resumed run reads others. "
-                "Seed it: ddl.data.stream(lambda epoch: ….shuffle(n, seed=epoch))."
+                f"{name}: two reads of the first examples differ. Unless all its draws have seeds, "
+                "a resumed run reads others: ddl.data.stream(lambda epoch: ….shuffle(n, "
+                "seed=epoch)). A seeded shuffle also takes reshuffle_each_iteration=False."
             )
 
     def undecodable(self) -> DataError | None:
@@ -145,7 +146,7 @@ class Stream:
                 ".take(…)."
             )
         if self.num_examples is None:
-            logging.warning("Counting the examples of %s: a pass is read to its end", self.name)
+            logging.warning("Counting %s by a pass; assert_cardinality tells at once.", self.name)
             batches = self._read(self._passes(1024, 0, 1))
             self.num_examples = sum(len(next(iter(batch.values()))) for batch in batches)
         return self.num_examples

@@ -74,20 +74,9 @@ def loss_weights(task: Any, step: int) -> dict[str, float]:
     Before any update, these are the weights of the first.
 
     Args:
-      task: The task; its attributes, and those of tasks among them, are searched.
+      task: The task, whose attributes are searched.
       step: Number of updates of the Trainer.
     """
-    found: dict[str, float] = {}
-    seen: set[int] = set()
-
-    def look(holder: Any) -> None:
-        seen.add(id(holder))
-        for name, item in getattr(holder, "__dict__", {}).items():
-            if isinstance(item, LossWeight):
-                value = item(tf.constant(max(step - 1, 0), tf.int64))
-                found.setdefault(f"{LOSS_WEIGHT}/{name.lstrip('_')}", float(value))
-            elif hasattr(item, "per_example") and id(item) not in seen:
-                look(item)
-
-    look(task)
-    return found
+    last = tf.constant(max(step - 1, 0), tf.int64)
+    own = {name: one for name, one in vars(task).items() if isinstance(one, LossWeight)}
+    return {f"{LOSS_WEIGHT}/{name.lstrip('_')}": float(one(last)) for name, one in own.items()}

@@ -65,7 +65,8 @@ class StepDecay(Schedule):
         Raises:
           ConfigError: If the boundaries are not increasing, or a number is out of range.
         """
-        _check_positive(initial_learning_rate=initial_learning_rate, factor=factor)
+        check_positive("StepDecay.initial_learning_rate", initial_learning_rate)
+        check_positive("StepDecay.factor", factor)
         self.initial_learning_rate = initial_learning_rate
         self.boundaries = list(boundaries)
         self.factor = factor
@@ -83,12 +84,6 @@ class StepDecay(Schedule):
             tf.float64,
         )
         return powers[tf.math.count_nonzero(passed)]
-
-
-def _check_positive(**numbers: float) -> None:
-    for name, number in numbers.items():
-        if not 0 < number < math.inf:
-            raise ConfigError(f"{name} must be greater than 0, got {number}.")
 
 
 EpochLength: TypeAlias = int | Callable[[], int] | None

@@ -133,19 +133,14 @@ def fit(
     is_stopped = workers.any(run.stop.received is not None)
     if restore_best and files is not None and not is_stopped:
         with deferring_interrupt():
-            _restore_best(files, trainer, console)
+            rows, best = list(trainer.history), files.checkpoints.restore_model("best")
+            trainer.history.add(row for row in rows if row["step"] > best.step)
+            console.line(f"The trainer has the best checkpoint's weights, of step {best.step:,}.")
     if run.stop.received == SIGINT:
         raise KeyboardInterrupt(message)
     if is_stopped:
         raise TrainingInterrupted(message)
     return trainer.history
-
-
-def _restore_best(files: Files, trainer: Trainer, console: RunConsole) -> None:
-    """Restores the best checkpoint; the history stays whole."""
-    rows, best = list(trainer.history), files.checkpoints.restore_model("best")
-    trainer.history.add(row for row in rows if row["step"] > best.step)
-    console.line(f"The trainer has the best checkpoint's weights, of step {best.step:,}.")
 
 
 def _with_best(run_plan: RunPlan, restore_best: bool) -> Retention:

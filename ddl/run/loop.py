@@ -149,7 +149,7 @@ class Run:
         elif saved is not None:
             rates = ", ".join(f"{name} {rate:.6g}" for name, rate in trainer.learning_rates.items())
             self.console.line(
-                f"Resuming step {trainer.step:,} of an earlier run, from {saved}, with its {rates}."
+                f"Resuming step {trainer.step:,} of an earlier run, from {saved}, at {rates}."
             )
         if self.files is not None and not len(trainer.history):
             trainer.history.add(

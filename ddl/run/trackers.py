@@ -183,8 +183,7 @@ class MLflow:
         place = found.experiment_id if found else self._client.create_experiment(self.experiment)
         self._id = str(self._client.create_run(place).info.run_id)
         parameters = [Param(name, str(value)) for name, value in settings.items()]
-        for start in range(0, len(parameters), 100):  # the limit of a request
-            self._client.log_batch(self._id, params=parameters[start : start + 100])
+        self._client.log_batch(self._id, params=parameters)
         return self._id
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
@@ -193,9 +192,7 @@ class MLflow:
 
         now = int(time.time() * 1000)
         metrics = [Metric(name, value, now, step) for name, value in figures.items()]
-        for start in range(0, len(metrics), 1000):  # the limit of a request
-            few = metrics[start : start + 1000]
-            self._last = self._client.log_batch(self._id, few, synchronous=False)
+        self._last = self._client.log_batch(self._id, metrics, synchronous=False)
 
     def end(self, status: Status) -> None:
         """See `Tracker`."""

@@ -75,12 +75,6 @@ class Gradients:
 
     __rmul__ = __mul__
 
-    def __truediv__(self, divisor: tf.Tensor | float) -> "Gradients":
-        return self * (1 / divisor)
-
-    def __neg__(self) -> "Gradients":
-        return self * -1.0
-
     def norm(self) -> tf.Tensor:
         """Returns the global norm: a scalar in the widest dtype of the gradients."""
         return tf.sqrt(self._of_first_replica(squared_norm, self.of_replicas))

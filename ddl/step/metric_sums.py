@@ -234,7 +234,7 @@ def check_output(output: PerExample, where: str, batch: int) -> None:
     if losses.rank == 0 or losses[0] != batch:
         got = f"shape {tuple(losses)}" if losses.rank else "a scalar loss"
         raise ConfigError(
-            f"{where} must return one loss for each example, shape [{batch}, …] for this batch, "
+            f"{where} must return one loss for each example, shape [rows, …], "
             f"got {got}. Remove the reduce_mean, give a Keras loss reduction=None, and one "
             "such as Dice an axis without the batch: axis=(1, 2, 3)."
         )

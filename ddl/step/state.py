@@ -59,16 +59,6 @@ class TrainingState(NamedTuple):
         pairs = tf.zeros([2 * optimizers], tf.float64)
         return cls(zero, zero, zero, scale, zero, sums, pairs, zero, zero)
 
-    def within_loop(self) -> "TrainingState":
-        """Returns the state that a loop starts from, with its own form of `diverged_for`."""
-        return self._replace(diverged_for=self.batches + tf.zeros_like(self.sums, tf.int64))
-
-    def after_loop(self, before: "TrainingState") -> "TrainingState":
-        """Returns the state after a loop that started from `before`."""
-        # A sum that is not finite stays so within a loop.
-        bad = self.batches - tf.reduce_min(self.diverged_for)
-        return self._replace(diverged_for=before.diverged_for + bad)
-
     def without_metrics(self) -> "TrainingState":
         """Returns the state with metric sums and norms reset to zero."""
         norms = tf.zeros_like(self.gradient_norms)

@@ -204,10 +204,14 @@ def check_label(
     is_kind = spec.dtype.is_integer if form.startswith("integer") else spec.dtype != tf.string
     if not is_kind or not (shape is None or spec.shape.is_compatible_with(shape)):
         wanted, given = (str(("n", *x)).replace("'", "") for x in (shape or (), spec.shape))
-        kind = "text" if spec.dtype == tf.string else spec.dtype.name
+        kind, remedy = "text" if spec.dtype == tf.string else spec.dtype.name, task._remedy
+        if not is_kind and spec.dtype.is_floating:
+            remedy = "Cast whole numbers: .astype('int32')."
+        elif shape is not None and spec.shape.is_compatible_with([*shape, 1]):
+            remedy = "Remove the last axis: label[..., 0]."
         raise DataError(
             f"Labels of {type(task).__name__} must be {form}, shape {wanted}, got feature "
-            f"{name!r}: {kind} of shape {given}. {task._remedy}"
+            f"{name!r}: {kind} of shape {given}. {remedy}"
         )
 
 

@@ -25,6 +25,7 @@ from ddl.errors import ConfigError, DataError, TrainingDiverged
 from ddl.layers.normalization import has_global_moments
 from ddl.optimizers.fused import updates_rows
 from ddl.precision import uses_tf32_unasked
+from ddl.step.loss import Loss
 from ddl.step.moving_statistics import statistics_of
 from ddl.step.rows import read_as_a_whole
 from ddl.step.state import TrainingState
@@ -36,7 +37,7 @@ from ddl.tasks.parts import (
     own_items_of,
     own_variables_of,
 )
-from ddl.tasks.task import Task
+from ddl.tasks.task import Task, has_step
 
 _CHECKED_ELSEWHERE = ("task", "optimizer", "corpus_metrics", "return")
 _LARGE_TABLE = 2**20  # entries, from which a dense update takes noticeable time
@@ -261,6 +262,27 @@ def warn_of_batch_moments(
         logging.warning(said, names, why)
     if names and microbatches > 1:
         logging.warning(said, names, f"microbatch, so ACCUMULATION_STEPS = {microbatches}")
+
+
+def warn_of_inference(task: Task, losses: Mapping[str, Loss]) -> None:
+    """Logs if `per_example` runs all random and normalizing layers as an evaluation does.
+
+    Args:
+      task: The task, with built models.
+      losses: Its losses; with a step of its own, each may use other layers, and nothing is logged.
+    """
+    layers = [x for x in layers_of(task) if x.trainable]
+    kind = keras.layers.BatchNormalization
+    idle = [x.name for x in layers if isinstance(x, kind) or hasattr(x, "seed_generator")]
+    forms = [] if has_step(task) else [loss.form for loss in losses.values()]
+    runs = [form.placing != {} or any(isinstance(x, kind) for x in form.layers) for form in forms]
+    if idle and runs == [False]:
+        logging.warning(
+            "%s.per_example runs %s as in an evaluation. Pass `training` on: model(x, "
+            "training=training).",
+            type(task).__name__,
+            ", ".join(idle),
+        )
 
 
 def warn_of_tf32(strategy: tf.distribute.Strategy) -> None:

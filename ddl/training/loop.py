@@ -260,7 +260,8 @@ class TrainingLoop:
     ) -> TrainingState:
         """Makes the updates up to step `end` if none is skipped, or until the tables end."""
         self.trace_count += 1
-        start, compiler = before.within_loop(), self._compiler
+        start = before._replace(diverged_for=before.batches + tf.zeros_like(before.sums, tf.int64))
+        compiler = self._compiler
         with on_host_if_placed(self._strategy):
             left = end - start.step
             if table:
@@ -312,7 +313,10 @@ class TrainingLoop:
 
         in_pieces, one_by_one = (functools.partial(repeated, n) for n in (_AT_ONCE, 1))
         carried = one_by_one() if iterators else compiler.whole(in_pieces, one_by_one)
-        return state_of(carried).after_loop(before)
+        after = state_of(carried)
+        # A sum that is not finite stays so within a loop.
+        bad = after.batches - tf.reduce_min(after.diverged_for)
+        return after._replace(diverged_for=before.diverged_for + bad)
 
     def _carried(self, state: TrainingState) -> Carried:
         """Returns the fields that change: each loop variable costs three operations per update."""

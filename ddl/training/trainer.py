@@ -192,6 +192,7 @@ class Trainer:
         alone = batch_moments == "per_replica"
         checks.warn_of_batch_moments(normalizing, replicas if alone else 1, accumulation_steps)
         checks.warn_of_tf32(strategy)
+        checks.warn_of_inference(task, plan.losses)
         take_over_moments(layers)
         allow_replica_writes(layers, strategy)
         moving = statistics_of(layers, strategy)

@@ -25,7 +25,7 @@ def one_by_one():
 
 def in_fours():
     for start in range(0, N, 4):
-        yield {"image": X[start : start + 4], "label": Y[start : start + 4]}
+        yield {"input": X[start : start + 4], "label": Y[start : start + 4]}
 
 
 class Batches(keras.utils.PyDataset):
@@ -66,7 +66,7 @@ UNKNOWN = {
     "batches of from_generator": lambda: tf.data.Dataset.from_generator(
         in_fours,
         output_signature={
-            "image": tf.TensorSpec([None, 2]),
+            "input": tf.TensorSpec([None, 2]),
             "label": tf.TensorSpec([None], tf.int64),
         },
     ),
@@ -80,7 +80,7 @@ def test_each_pass_holds_each_example_once_in_order(make):
     found = make()
     found = found if hasattr(found, "batches") else stream(found)
     assert {name: (spec.shape, spec.dtype) for name, spec in found.element_spec.items()} == {
-        "image": ([2], tf.float32),
+        "input": ([2], tf.float32),
         "label": ([], tf.int64),
     }
     assert labels(found, 4) == PASS + PASS

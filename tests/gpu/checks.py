@@ -126,7 +126,7 @@ class Overflowing(ddl.Classification):
         if not training:
             return output
         here = tf.distribute.get_replica_context().replica_id_in_sync_group
-        there = tf.cast(current().batch, tf.int32) - 1
+        there = tf.cast(current().counter[1], tf.int32) - 1
         return output._replace(loss=tf.where(tf.equal(here, there), np.inf, 1.0) * output.loss)
 
 

@@ -151,7 +151,7 @@ class Mean(WithoutOutputs):
         (WithoutOutputs, DATA, ConfigError, "WithoutOutputs has no outputs to predict. Give it"),
         (Mean, DATA, ConfigError, r"first dimension is the batch, 8, got .* shape=\(\)"),
         (Mean, IMAGES, DataError, "Mean does not name its input"),
-        (ddl.Classification, "image", DataError, "must be arrays or a reader"),
+        (ddl.Classification, "image", DataError, "must be arrays, a data set"),
     ],
 )
 def test_what_cannot_be_predicted(task, data, error, message):

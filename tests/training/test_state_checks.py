@@ -52,8 +52,8 @@ def test_the_step_of_a_divergence_is_not_later_than_the_loop():
         def per_example(self, features, training):
             output = super().per_example(features, training)
             current = microbatch.current()
-            batch = tf.constant(2, tf.int64) if current is None else current.batch
-            loss = tf.where(batch == 1, np.inf, 1.0) * output.loss
+            batch = 2 if current is None else tf.cast(current.counter[1], tf.int64)
+            loss = tf.where(tf.equal(batch, 1), np.inf, 1.0) * output.loss
             nothing = tf.zeros_like(loss)
             ratio = tf.where(batch == 0, nothing / nothing, nothing)
             return ddl.PerExample(loss, {"ratio": ratio})
@@ -97,3 +97,17 @@ def test_a_variable_that_replicas_write_otherwise_is_named():
         trainer = ddl.Trainer(task, "sgd", DATA, global_batch_size=4)
     with pytest.raises(ConfigError, match=r"seen' .*sum_over_replicas"):
         trainer.train(1)
+
+
+class Forgotten(ddl.Classification):
+    def per_example(self, features, training):
+        return super().per_example(features, training=False)
+
+
+@pytest.mark.parametrize("task", [ddl.Classification, Forgotten])
+def test_a_task_that_does_not_pass_training_on_is_named(task, caplog):
+    layers = [keras.layers.Dense(3), keras.layers.BatchNormalization(name="norm")]
+    model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dropout(0.5, name="drop")])
+    ddl.Trainer(task(model), "sgd", (np.ones((8, 4)), np.zeros(8, int)), global_batch_size=8)
+    named = "Forgotten.per_example runs norm, drop as in an evaluation" in caplog.text
+    assert named == (task is Forgotten)

@@ -123,7 +123,8 @@ def overflowing(task: Any, replica: int, batch: int) -> None:
         if current is None or current.seed is None or context is None:
             return output
         here = tf.equal(context.replica_id_in_sync_group, replica)
-        factor = tf.where(here & tf.equal(current.batch, batch), np.inf, 1.0)
+        now = tf.equal(tf.cast(current.counter[1], tf.int64), batch)
+        factor = tf.where(here & now, np.inf, 1.0)
         return output._replace(loss=output.loss * tf.cast(factor, output.loss.dtype))
 
     task.per_example = per_example
