@@ -25,7 +25,7 @@ RUN = ("--gin_file=a.gin", "--model_dir=runs/a")
         (["--num_workers=2", "--", "--gin_fil=a.gin"], "'gin_fil'. Did you mean: gin_file"),
         (["--num_workers=2", "--", RUN[0]], "--model_dir is required"),
         (["--num_workers=2", "--", *RUN, "--gpus=x"], "--gpus must be"),
-        (["--num_workers=9999", "--pin=cores", "--", *RUN], "needs 9999 cores"),
+        (["--num_workers=9999", "--pin_gpus", "--", *RUN], "needs 9999 GPUs"),
     ],
     ids=str,
 )
@@ -37,12 +37,12 @@ def test_bad_input_starts_nothing(arguments, message):
 def test_flags_reach_the_cluster_and_ddl_main(monkeypatch):
     monkeypatch.setattr(launch, "Cluster", lambda *given, **options: (given, options))
     of_main = [*RUN, "--gin.TRAIN_STEPS=3", "--gin_param=train/A.b = 'x y'", "--nodry_run"]
-    own = ["--num_workers=2", "--num_ps=3", "--max_restarts=4", "--pin=cores"]
+    own = ["--num_workers=2", "--num_ps=3", "--max_restarts=4", "--pin_gpus"]
     (ddl_main, *numbers), options = launch.build_cluster(["ddl launch", *own, "--", *of_main])
     assert ddl_main == [sys.executable, "-m", "ddl.main", *of_main]
     assert numbers == [2, 3]
     checkpoints = Path("runs/a/checkpoints")
-    assert options == {"max_restarts": 4, "pin": "cores", "checkpoints": checkpoints}
+    assert options == {"max_restarts": 4, "pin_gpus": True, "checkpoints": checkpoints}
     given = ["ddl launch", "--num_workers=2", "--", *RUN, "--dry_run"]
     assert launch.build_cluster(given)[1]["checkpoints"] is None  # and no other run's
 

@@ -144,6 +144,6 @@ def build_parameter_server_strategy(timeouts: ClusterTimeouts) -> tf.distribute.
     if strategy.num_replicas_in_sync > 1:
         raise ConfigError(
             "With parameter servers each worker must use at most one GPU, got "
-            f"{strategy.num_replicas_in_sync}. Start one worker per GPU (ddl.launch --pin=gpus)."
+            f"{strategy.num_replicas_in_sync}. Start one worker per GPU (ddl.launch --pin_gpus)."
         )
     return strategy

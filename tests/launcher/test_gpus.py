@@ -10,7 +10,7 @@ TWO = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1e2f-aa)
 GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-77c0-bb)"""
 
 
-def visible(tmp_path, monkeypatch, listed, named=None, servers=0, workers=2):
+def visible(tmp_path, monkeypatch, listed, named=None, workers=2):
     """Returns the GPU of each task, where nvidia-smi prints `listed`."""
     program = tmp_path / "nvidia-smi"
     program.write_text(f"#!/bin/sh\ncat <<'END'\n{listed}\nEND\n")
@@ -19,7 +19,7 @@ def visible(tmp_path, monkeypatch, listed, named=None, servers=0, workers=2):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if named is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
-    tasks = with_a_gpu_each(cluster_tasks(workers, servers))
+    tasks = with_a_gpu_each(cluster_tasks(workers))
     return [task.environment["CUDA_VISIBLE_DEVICES"] for task in tasks]
 
 

@@ -14,28 +14,18 @@ DATA = {
 }
 
 
-def made_history():
+def test_a_step_and_split_have_one_row_until_it_is_dropped():
     history = History()
     history.write(10, 1.0, "train", {"loss": 2.0, "accuracy": 0.25})
     history.write(10, 1.0, "eval", {"loss": 2.5, "accuracy": 0.5})
     history.write(10, 1.0, "train", {"learning_rate": 0.1})
     history.write(20, 2.0, "train", {"loss": 1.0, "accuracy": 0.5})
-    return history
-
-
-def test_figures_of_one_step_and_split_are_one_row():
     first = {"step": 10, "epoch": 1.0, "split": "train"}
-    assert made_history()[0] == {**first, "loss": 2.0, "accuracy": 0.25, "learning_rate": 0.1}
-
-
-def test_rows_after_a_step_are_dropped():
-    history = made_history()
+    assert history[0] == {**first, "loss": 2.0, "accuracy": 0.25, "learning_rate": 0.1}
     history.drop_after(20)
     assert len(history) == 3
     history.drop_after(10)
     assert [(row["step"], row["split"]) for row in history] == [(10, "train"), (10, "eval")]
-    history.write(15, 1.5, "train", {"loss": 3.0})
-    assert history[-1]["loss"] == 3.0
 
 
 def test_what_a_trainer_reads_is_in_its_history(tmp_path):

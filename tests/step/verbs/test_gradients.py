@@ -36,7 +36,10 @@ def values(gradients):
 
 def test_works_variable_by_variable(pair):
     def function(a, b):
-        return sum([a, b * 2, -a / tf.constant(3.0, tf.float64)]) - tf.constant(2.0, tf.float64) * b
+        return (
+            sum([a, b * 2, a * (-1 / tf.constant(3.0, tf.float64))])
+            - tf.constant(2.0, tf.float64) * b
+        )
 
     for ours, one, other in zip(values(function(*pair)), ONE, OTHER, strict=True):
         np.testing.assert_allclose(ours, function(one, other), rtol=1e-14)
