@@ -134,7 +134,7 @@ class WeightsAndBiases:
         run_id = run_id or uuid.uuid4().hex[:8]
         options = {"id": run_id, "resume": "allow", "config": dict(settings)}
         self._run = wandb.init(project=self.project, dir=folder, **options)
-        # W&B's own step must grow; a resumed or rewound run repeats steps.
+        # W&B's own step must grow; a resumed run repeats steps.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
         return run_id

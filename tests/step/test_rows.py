@@ -100,7 +100,7 @@ def shapes(made):
     ("where", "arguments"),
     [
         (("one_device", 1), {"accumulation_steps": 4}),
-        (("mirrored", 2), {}),
+        (("mirrored", 2), {"accumulation_steps": 2}),
     ],
     ids=str,
 )
