@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
     from ddl.checkpoints.directory import Retention as Retention
     from ddl.checkpoints.warm_start import WarmStart as WarmStart
     from ddl.optimizers.loss_weight import LossWeight as LossWeight
+    from ddl.optimizers.weight_average import ExponentialMovingAverage as ExponentialMovingAverage
     from ddl.precision import LossScale as LossScale
     from ddl.run.callbacks import AfterEvaluation as AfterEvaluation
     from ddl.run.callbacks import AfterSave as AfterSave
@@ -39,7 +40,6 @@ if TYPE_CHECKING:  # for completion and types, which cannot follow `__getattr__`
     from ddl.step.gradients import Gradients as Gradients
     from ddl.step.state import StepBatch as StepBatch
     from ddl.step.update import Update as Update
-    from ddl.step.weight_average import ExponentialMovingAverage as ExponentialMovingAverage
     from ddl.tasks.classification import Classification as Classification
     from ddl.tasks.classification import MultiLabel as MultiLabel
     from ddl.tasks.classification import Segmentation as Segmentation
@@ -58,6 +58,7 @@ _NAMES = {
     "checkpoints.directory": "Retention",
     "checkpoints.warm_start": "WarmStart",
     "optimizers.loss_weight": "LossWeight",
+    "optimizers.weight_average": "ExponentialMovingAverage",
     "precision": "LossScale",
     "run.callbacks": "AfterEvaluation AfterSave EarlyStopping Every",
     "run.fit": "fit",
@@ -67,7 +68,6 @@ _NAMES = {
     "step.gradients": "Gradients",
     "step.state": "StepBatch",
     "step.update": "Update",
-    "step.weight_average": "ExponentialMovingAverage",
     "tasks.classification": "Classification MultiLabel Segmentation",
     "tasks.gather": "current_batch gather",
     "tasks.language": "LanguageModel MaskedLanguageModel",

@@ -93,8 +93,8 @@ class Microbatch:
       mask: bool [rows], False for padding and for examples with weight 0; None if there are
         neither.
       held: In a probe, keeps what its first run computed across rows, and returns it in later
-        runs (`ddl.step.probes`): it takes tensors, and whether their first dimension follows the
-        rows. Else None.
+        runs (`ddl.training.probes`): it takes tensors, and whether their first dimension follows
+        the rows. Else None.
       normalizing: In a probe, the BatchNormalization layers that took moments of the rows.
       own_moments: Whether BatchNormalization takes the moments of these rows alone; else it takes
         those of all replicas.

@@ -21,8 +21,8 @@ from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.distribution import path as device_path
 from ddl.microbatch import Microbatch
 from ddl.random import batch_counter
-from ddl.step.probes import Probe
 from ddl.tasks.parts import layers_of
+from ddl.training.probes import Probe
 
 # Each of TensorFlow's many threads would keep freed memory in an arena of its own.
 ctypes.CDLL(None).mallopt(-8, 2)  # M_ARENA_MAX

@@ -11,7 +11,7 @@ import keras
 from ddl.checkpoints.contents import SEED_STATE, some
 from ddl.checkpoints.directory import CheckpointDirectory, SavedCheckpoint, reading
 from ddl.errors import ConfigError
-from ddl.step.weight_average import AVERAGE_PREFIX, WeightAverages
+from ddl.optimizers.weight_average import AVERAGE_PREFIX, WeightAverages
 
 
 @dataclasses.dataclass(frozen=True)

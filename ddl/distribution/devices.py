@@ -4,7 +4,8 @@
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -154,3 +155,17 @@ def describe_devices(strategy: tf.distribute.Strategy) -> str:
     seen = sorted(one.name.split(":", 1)[1] for one in tf.config.get_visible_devices(kind))
     names = ", ".join(seen) or kind
     return names if len(devices) == len(seen) else f"{len(devices)} of {names}"
+
+
+@contextmanager
+def restoring(variables: Iterable[tf.Variable]) -> Iterator[None]:
+    """Restores variables bit for bit after the `with` block, also when the block raises."""
+    own = []
+    for variable in variables:
+        with tf.device(variable.device):  # an eager read goes through the first GPU
+            own.append((variable, variable.read_value()))
+    try:
+        yield
+    finally:
+        for variable, value in own:
+            variable.assign(value)

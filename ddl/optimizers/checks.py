@@ -112,6 +112,33 @@ def check_counts(optimizer: keras.optimizers.Optimizer, step: int) -> None:
         )
 
 
+def prepare_optimizer(
+    optimizer: keras.optimizers.Optimizer,
+    variables: Sequence[keras.Variable],
+    strategy: tf.distribute.Strategy,
+) -> None:
+    """Builds the optimizer's slots and removes the all-reduce from its `apply`.
+
+    Keras's `apply` sums gradients over the replicas, without an option to skip it. This function
+    replaces the instance's hook for the all-reduce by the identity. The hook is private to Keras
+    and checked by tests/optimizers/test_checks.py.
+
+    Raises:
+      ConfigError: If `check_optimizer` or `check_unused` rejects the optimizer, or if it was made
+        outside the strategy's scope.
+    """
+    check_optimizer(optimizer)
+    if not strategy.extended.variable_created_in_scope(optimizer.iterations.value):
+        raise ConfigError(
+            f"The optimizer {optimizer.name!r} was created outside the strategy's scope. Create it "
+            "under `with strategy.scope():`, like the model."
+        )
+    check_unused(optimizer, variables)
+    with strategy.scope():
+        optimizer.build(variables)
+    optimizer._all_reduce_sum_gradients = lambda gradients_and_variables: gradients_and_variables
+
+
 @contextmanager
 def refusing_reductions(strategy: tf.distribute.Strategy) -> Iterator[None]:
     """Rejects sums over the replicas while an optimizer's update is traced. Cross-replica context.

@@ -15,7 +15,6 @@ import tensorflow as tf
 from ddl import microbatch
 from ddl.errors import ConfigError, check_takes
 from ddl.microbatch import CannotCompileError, is_compiled
-from ddl.optimizers.checks import check_optimizer, check_unused
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
@@ -346,28 +345,3 @@ def of_penalties(variables: Variables) -> list[tf.Tensor | None]:
     if not penalties:
         return [None] * len(variables)
     return list(tape.gradient(penalties, [v.value for v in variables]))  # of their sum
-
-
-def prepare_optimizer(
-    optimizer: keras.optimizers.Optimizer, variables: Variables, strategy: tf.distribute.Strategy
-) -> None:
-    """Builds the optimizer's slots and removes the all-reduce from its `apply`.
-
-    Keras's `apply` sums gradients over the replicas, without an option to skip it. This function
-    replaces the instance's hook for the all-reduce by the identity. The hook is private to Keras
-    and checked by tests/step/test_gradients.py.
-
-    Raises:
-      ConfigError: If `check_optimizer` or `check_unused` rejects the optimizer, or if it was made
-        outside the strategy's scope.
-    """
-    check_optimizer(optimizer)
-    if not strategy.extended.variable_created_in_scope(optimizer.iterations.value):
-        raise ConfigError(
-            f"The optimizer {optimizer.name!r} was created outside the strategy's scope. Create it "
-            "under `with strategy.scope():`, like the model."
-        )
-    check_unused(optimizer, variables)
-    with strategy.scope():
-        optimizer.build(variables)
-    optimizer._all_reduce_sum_gradients = lambda gradients_and_variables: gradients_and_variables

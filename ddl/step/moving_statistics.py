@@ -3,8 +3,7 @@
 A skipped update must leave them unchanged, and all replicas hold the same values after an update.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 import keras
 import tensorflow as tf
@@ -40,20 +39,6 @@ def average_over_replicas(
     means = strategy.extended.batch_reduce_to("MEAN", pairs)
     for variable, mean in zip(floating, means, strict=True):
         strategy.extended.update(variable, lambda v, x: v.assign(x), args=(mean,))
-
-
-@contextmanager
-def restoring(variables: Iterable[tf.Variable]) -> Iterator[None]:
-    """Restores variables bit for bit after the `with` block, also when the block raises."""
-    own = []
-    for variable in variables:
-        with tf.device(variable.device):  # an eager read goes through the first GPU
-            own.append((variable, variable.read_value()))
-    try:
-        yield
-    finally:
-        for variable, value in own:
-            variable.assign(value)
 
 
 def allow_replica_writes(

@@ -3,7 +3,7 @@
 A step of the user's own is rehearsed: traced once with gradients and sums of unknown values, which
 computes little and runs nothing. The rehearsal gives what must be known before the update itself is
 traced: the losses, whose metric sums the loop carries, and the variables of each optimizer, whose
-slots it writes. Each loss is probed (`ddl.step.probes`) when the step first uses it.
+slots it writes. Each loss is probed (`ddl.training.probes`) when the step first uses it.
 """
 
 import concurrent.futures

@@ -30,10 +30,9 @@ from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError, either
 from ddl.layers.across_replicas import gather_over_replicas, scatter_over_replicas
 from ddl.optimizers import MomentumSGD
-from ddl.optimizers.checks import refusing_reductions
+from ddl.optimizers.checks import prepare_optimizer, refusing_reductions
 from ddl.optimizers.fused import by_kernels
 from ddl.step import gradients as gradient_path
-from ddl.step.gradients import prepare_optimizer
 from ddl.step.overflow import all_finite
 from ddl.step.sums import AllReduce
 from ddl.tasks.parts import copies_of

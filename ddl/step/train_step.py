@@ -24,6 +24,7 @@ from ddl.data.batch import Batch
 from ddl.errors import ConfigError
 from ddl.optimizers.checks import refusing_reductions
 from ddl.optimizers.fused import by_kernels
+from ddl.optimizers.weight_average import WeightAverages
 from ddl.precision import LossScale
 from ddl.step import gradients as gradient_path
 from ddl.step.global_gradient import GlobalGradient
@@ -35,7 +36,6 @@ from ddl.step.sharding import apply_to_shares
 from ddl.step.state import Pass, StepBatch, TrainingState
 from ddl.step.sums import fixed_order_of_sums
 from ddl.step.update import FINITE, Update
-from ddl.step.weight_average import WeightAverages
 from ddl.tasks.parts import layers_of, own_variables_of
 from ddl.tasks.task import Task, has_step
 
@@ -110,13 +110,14 @@ class TrainStep:
         is_own = has_step(self.task)
         changed = self._every_variable() if is_own else self.moving
         kept = KeptValues(changed if self.loss_scale else [], self.gradient.strategy)
+        compiler = self.gradient.compiler
         step = self._own_step if is_own else self._built_in_step
         results, apply = step(batches, state)
 
         def change() -> tf.Tensor:
             norm = apply()
             if self.averages is not None:
-                self.averages.move(state.step + 1, self.gradient.compiler)
+                self.averages.move(state.step + 1, compiler if compiler.is_on else None)
             return norm
 
         norm = kept.unless_overflow(results.get(FINITE), change)

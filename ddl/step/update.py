@@ -12,11 +12,11 @@ import tensorflow as tf
 from ddl.data.batch import Batch
 from ddl.errors import ConfigError, check_takes, did_you_mean, place_of
 from ddl.microbatch import Microbatch
+from ddl.optimizers.weight_average import move_towards, weights_of
 from ddl.step.gradients import Gradients, multiply, trainable_variables
 from ddl.step.loss import Loss, OfExamples, Values
 from ddl.step.overflow import KeptValues
 from ddl.step.state import OfExample, Pass, StepBatch, TrainingState
-from ddl.step.weight_average import move_towards, weights_of
 from ddl.tasks.task import LossFunction
 
 FINITE = "finite"

@@ -16,8 +16,8 @@ from ddl.optimizers.groups import Optimizers, groups_by_name
 from ddl.precision import LossScale
 from ddl.step.loss import Loss
 from ddl.step.planning import Plan, plan_of
-from ddl.step.probes import Probes
 from ddl.tasks.task import LossFunction, Task, evaluation_loss, has_step
+from ddl.training.probes import Probes
 
 
 def in_order(data: Any, train: Mapping[str, BatchPipeline], resident: Any = False) -> BatchPipeline:

@@ -15,23 +15,23 @@ import tensorflow as tf
 
 from ddl.data.batch import Batch
 from ddl.data.pipeline import BatchPipeline
+from ddl.distribution.devices import restoring
 from ddl.distribution.path import on_host_if_placed
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, DataError
 from ddl.metrics import CorpusMetric
 from ddl.metrics.corpus_metric import checked_corpus_metrics
+from ddl.optimizers.weight_average import WeightAverages
 from ddl.step.loss import Loss
-from ddl.step.moving_statistics import restoring
-from ddl.step.probes import Probes
 from ddl.step.state import TrainingState
 from ddl.step.sums import fixed_order_of_sums
-from ddl.step.weight_average import WeightAverages
 from ddl.tasks.parts import copies_of, layers_of
 from ddl.tasks.task import Task
 from ddl.training.asynchronous import BatchWorkers
 from ddl.training.building import probed_loss
 from ddl.training.prediction import Predictions, TracedByForm, forward, joined, spec_of
+from ddl.training.probes import Probes
 
 
 class Evaluations:

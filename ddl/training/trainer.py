@@ -17,6 +17,7 @@ from ddl.layers.normalization import take_over_moments
 from ddl.metrics import CorpusMetric
 from ddl.optimizers.fused import updates_rows
 from ddl.optimizers.groups import Optimizers, by_name, from_keras_name
+from ddl.optimizers.weight_average import ExponentialMovingAverage, WeightAverages
 from ddl.precision import LossScale
 from ddl.random import hashed
 from ddl.signals import deferring_interrupt
@@ -24,13 +25,11 @@ from ddl.step.compiled import Compiler
 from ddl.step.global_gradient import GlobalGradient
 from ddl.step.gradients import Limit, clips_by_name
 from ddl.step.moving_statistics import allow_replica_writes, statistics_of
-from ddl.step.probes import Probes
 from ddl.step.remat import recomputed
 from ddl.step.sharding import sharding_of
 from ddl.step.state import TrainingState
 from ddl.step.sums import AllReduce
 from ddl.step.train_step import TrainStep
-from ddl.step.weight_average import ExponentialMovingAverage, WeightAverages
 from ddl.tasks.parts import layers_of
 from ddl.tasks.task import StepTask, Task, check_task
 from ddl.training import building, checks
@@ -38,6 +37,7 @@ from ddl.training.evaluation import Evaluations
 from ddl.training.history import History
 from ddl.training.pace import Pace
 from ddl.training.prediction import Predictions, Rows
+from ddl.training.probes import Probes
 from ddl.training.progress import shown
 from ddl.training.runner import Action, LoopRunner, length_in_steps
 

@@ -18,6 +18,7 @@ from ddl import random
 from ddl.data import BatchPipeline
 from ddl.errors import TrainingDiverged
 from ddl.layers import normalization
+from ddl.optimizers.weight_average import WeightAverages
 from ddl.step import gradients as gradient_path
 from ddl.step import sharding, train_step
 from ddl.step.global_gradient import GlobalGradient
@@ -25,7 +26,6 @@ from ddl.step.loss import Loss
 from ddl.step.overflow import KeptValues
 from ddl.step.sums import AllReduce
 from ddl.step.train_step import TrainStep
-from ddl.step.weight_average import WeightAverages
 from tests.contract import cases
 from tests.contract.cases import check_parity
 from tests.contract.test_draws import check_draws, on_one_device

@@ -15,9 +15,9 @@ from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.distribution.multi_worker import leaving
 from ddl.distribution.strategies import build_strategy
 from ddl.distribution.workers import Workers
+from ddl.optimizers.weight_average import ExponentialMovingAverage
 from ddl.precision import set_precision
-from ddl.step.probes import Probe
-from ddl.step.weight_average import ExponentialMovingAverage
+from ddl.training.probes import Probe
 
 AVERAGE = ExponentialMovingAverage(0.9)
 ARGUMENTS = {"clip_norm": 0.3, "accumulation_steps": 2, "weight_average": AVERAGE}

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from ddl.optimizers.checks import prepare_optimizer
 from ddl.optimizers.fused import by_kernels
-from ddl.step.gradients import merge_duplicates, prepare_optimizer
+from ddl.step.gradients import merge_duplicates
 from tests.conftest import make_strategy
 
 K = keras.optimizers

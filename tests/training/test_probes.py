@@ -10,8 +10,8 @@ from ddl.data import BatchPipeline, Source
 from ddl.errors import ConfigError
 from ddl.precision import set_precision
 from ddl.step.loss import Loss
-from ddl.step.probes import Probes
 from ddl.tasks.parts import layers_of, variables_of
+from ddl.training.probes import Probes
 from tests.conftest import make_strategy
 
 _RANDOM = np.random.default_rng(0)

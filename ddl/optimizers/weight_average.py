@@ -1,16 +1,15 @@
 """An exponential moving average of the weights, which often evaluates better than the weights."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from ddl.distribution.devices import restoring
 from ddl.errors import ConfigError
-from ddl.step.compiled import Compiler
-from ddl.step.moving_statistics import restoring
 
 AVERAGE_PREFIX = "average/"
 """Prefix of the name of an average, before the name of its weight."""
@@ -78,12 +77,12 @@ class WeightAverages:
                 for v in self._weights
             ]
 
-    def move(self, update: tf.Tensor, compiler: Compiler) -> None:
+    def move(self, update: tf.Tensor, compiled: Callable[..., Any] | None) -> None:
         """Moves the averages. Cross-replica context, in a graph.
 
         Args:
           update: Number of the update that was made, int64 [], counted from 1.
-          compiler: Compiles what each replica does, or not.
+          compiled: Calls a function of no arguments as one compiled piece; None compiles nothing.
         """
         shares = {v.dtype: self.rule.share_at(update, v.dtype) for v in self.variables}
         pairs = list(zip(self.variables, self._weights, strict=True))
@@ -105,8 +104,8 @@ class WeightAverages:
                 move(*pair)
 
         change = self._strategy.extended.update
-        if compiler.is_on:  # as one piece on each replica
-            change(self.variables[0], lambda _: compiler(move_all), group=False)
+        if compiled is not None:  # as one piece on each replica
+            change(self.variables[0], lambda _: compiled(move_all), group=False)
         else:
             for average, weight in pairs:
                 change(average, move, args=(weight,), group=False)

@@ -35,6 +35,7 @@ from absl import logging
 from ddl import microbatch, random
 from ddl.data.checks import data_errors
 from ddl.data.pipeline import BatchPipeline
+from ddl.distribution.devices import restoring
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError, DdlError, message_of
 from ddl.layers.lookups import look_up_rows
@@ -51,7 +52,7 @@ from ddl.step.effects import (
 )
 from ddl.step.loss import Form, Loss
 from ddl.step.metric_sums import MetricSums, check_dimensions, check_output, tensors_of
-from ddl.step.moving_statistics import allow_replica_writes, restoring
+from ddl.step.moving_statistics import allow_replica_writes
 from ddl.step.rows import tables_in
 from ddl.tasks.gather import Gathered, positions_of
 from ddl.tasks.parts import layers_of, models_of, variables_of
