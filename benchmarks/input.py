@@ -28,6 +28,7 @@ import tensorflow as tf
 from benchmarks import harness
 from benchmarks.harness import Contender, Options, Report, Table, Target, spread
 from ddl import data, distribution
+from ddl.step.replicas import distributed_iterator
 
 BATCH, BUFFER, FILES, COLUMNS, WINDOW, STEPS = 256, 10_000, 8, 8, 64, 50
 EXAMPLES = 57_600
@@ -233,7 +234,7 @@ def by_ddl(case: tuple[str, str]) -> Callable[[], float]:
     strategy = distribution.build_strategy("one_device")
     size = JPEG_BATCH if name == JPEG else BATCH
     pipeline = data.BatchPipeline(KINDS[name].source(Path(folder)), size, resident=False)
-    return reading(pipeline.iterator(strategy))
+    return reading(distributed_iterator(pipeline, strategy))
 
 
 def by_tf_data(case: tuple[str, str]) -> Callable[[], float]:

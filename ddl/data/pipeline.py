@@ -11,11 +11,11 @@ import tensorflow as tf
 
 from ddl.data.batch import Batch, are_resident, gather, placed, row_of, static_slice
 from ddl.data.features import checked_weight
-from ddl.data.iterators import iterator_of, keep_by
+from ddl.data.iterators import keep_by
 from ddl.data.order import batch_indices, steps_per_epoch
 from ddl.data.source import Source
 from ddl.data.stream import Stream
-from ddl.distribution.path import CPU, path_of
+from ddl.distribution.path import path_of
 from ddl.distribution.workers import Workers
 from ddl.microbatch import Microbatch
 from ddl.random import batch_counter, hashed
@@ -124,13 +124,14 @@ class BatchPipeline:
         """
         return {**self.source.element_spec, "weight": tf.TensorSpec([], tf.float32, "weight")}
 
-    def iterator(
+    def rows(
         self, strategy: tf.distribute.Strategy, first_update: int = 0, *, repeats: bool = False
-    ) -> Any:
-        """Returns an endless, distributed iterator over the rows of updates.
+    ) -> tuple[tf.data.Dataset, Any]:
+        """Returns an endless data set of the rows of updates, and what its iterator must keep.
 
-        Cross-replica context, eager. Each element gives each replica its own rows on its device:
-        features, or "index" if the arrays are resident, and "weight".
+        Each element holds the rows of this process, grouped by replica; with several workers, those
+        of one of its replicas: features, or "index" if the arrays are resident, and "weight".
+        Eager.
 
         Args:
           strategy: Strategy of the training.
@@ -143,18 +144,10 @@ class BatchPipeline:
         dataset = self._updates(first_update, workers, reader)
         if repeats and self.steps_per_epoch is not None:
             dataset = dataset.take(self.steps_per_epoch).repeat()
-        path = path_of(strategy)
-        dataset = self._sent(dataset, path.places_order)
-        if workers.number == 1:
-            # A single CPU needs no copies to devices, which take as long as to read small batches.
-            is_alone = path == CPU and strategy.num_replicas_in_sync == 1
-            dataset = _finished(dataset, not self.resident)
-            iterator = iterator_of(dataset, None if is_alone else strategy)
-        else:  # `experimental_distribute_dataset` would batch anew over the replicas of all workers
-            own = _finished(_by_replica(dataset, workers.replicas_of_each), not self.resident)
-            iterator = iterator_of(strategy.distribute_datasets_from_function(lambda _: own))
-        iterator._ddl_reader = reader
-        return iterator
+        dataset = self._sent(dataset, path_of(strategy).places_order)
+        if workers.number > 1:
+            dataset = _by_replica(dataset, workers.replicas_of_each)
+        return _finished(dataset, not self.resident), reader
 
     def next_batch(
         self, iterator: Any, strategy: tf.distribute.Strategy, number: tf.Tensor
@@ -162,7 +155,7 @@ class BatchPipeline:
         """Returns an iterator's next batch. Cross-replica context, in a graph.
 
         Args:
-          iterator: The result of `iterator`.
+          iterator: An iterator of this pipeline (`ddl.step.replicas.distributed_iterator`).
           strategy: Strategy of the training.
           number: Number of the update, int64 [].
         """

@@ -29,10 +29,10 @@ from ddl.step.gradients import Variables, check_same_shapes
 from ddl.step.loss import Loss
 from ddl.step.moving_statistics import average_over_replicas
 from ddl.step.overflow import all_finite
+from ddl.step.replicas import AllReduce, over_microbatches, sums_in_variables
 from ddl.step.rows import added, dense_where_sparse_saves_nothing, empty_sum, read_as_a_whole
 from ddl.step.sharding import InShares, Sharding
 from ddl.step.state import OfExample, Pass
-from ddl.step.sums import AllReduce, over_microbatches, sums_in_variables
 from ddl.tasks.gather import refuse_microbatches
 from ddl.tasks.task import has_step
 

@@ -34,7 +34,7 @@ from ddl.optimizers.checks import prepare_optimizer, refusing_reductions
 from ddl.optimizers.fused import by_kernels
 from ddl.step import gradients as gradient_path
 from ddl.step.overflow import all_finite
-from ddl.step.sums import AllReduce
+from ddl.step.replicas import AllReduce
 from ddl.tasks.parts import copies_of
 
 _FLAG = "shard_optimizer_state"

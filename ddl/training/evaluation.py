@@ -24,6 +24,7 @@ from ddl.metrics import CorpusMetric
 from ddl.metrics.corpus_metric import checked_corpus_metrics
 from ddl.optimizers.weight_average import WeightAverages
 from ddl.step.loss import Loss
+from ddl.step.replicas import distributed_iterator
 from ddl.step.state import TrainingState
 from ddl.step.sums import fixed_order_of_sums
 from ddl.tasks.parts import copies_of, layers_of
@@ -106,7 +107,7 @@ class Evaluations:
         else:
             # Not kept while in use: after an error its position would be wrong.
             iterator = self._iterators.pop(pipeline, None)
-            iterator = iterator or pipeline.iterator(self._strategy, repeats=is_own)
+            iterator = iterator or distributed_iterator(pipeline, self._strategy, repeats=is_own)
             count = tf.constant(pipeline.steps_per_epoch, tf.int64)
             sums = self._on_devices(pipeline, (), iterator, count, state.step)
             if is_own:

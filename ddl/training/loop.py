@@ -20,6 +20,7 @@ from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.path import on_host, on_host_if_placed, path_of
 from ddl.distribution.workers import Workers
 from ddl.random import batch_counter
+from ddl.step.replicas import distributed_iterator
 from ddl.step.state import TrainingState
 from ddl.step.train_step import TrainStep
 from ddl.training.device_errors import device_errors
@@ -248,7 +249,7 @@ class TrainingLoop:
         # The same tensor, not an equal number: comparing numbers would fetch one in each loop.
         if self._position is not state.batches:
             self._iterators = {
-                name: pipeline.iterator(self._strategy, int(state.batches))
+                name: distributed_iterator(pipeline, self._strategy, int(state.batches))
                 for name, pipeline in self._pipelines.items()
                 if not pipeline.resident
             }

@@ -16,6 +16,7 @@ from ddl.errors import ConfigError, DataError, check_no_text
 from ddl.microbatch import Microbatch
 from ddl.random import placing_of
 from ddl.step.compiled import Compiler
+from ddl.step.replicas import distributed_iterator
 from ddl.step.state import TrainingState
 from ddl.tasks.gather import Gathered
 from ddl.training.building import in_order
@@ -168,7 +169,7 @@ class Predictions:
         known = self._train[""].element_spec if "" in self._train else {}
         check_same_features({name: one for name, one in known.items() if name in spec}, spec)
         with data_errors(pipeline.source):
-            iterator = pipeline.iterator(self.strategy, first_batch)
+            iterator = distributed_iterator(pipeline, self.strategy, first_batch)
         for number in range(first_batch, -(-total // size)):
             # What a batch draws depends on its number, wherever the reading began.
             now = tf.constant(number, tf.int64), state.step

@@ -26,9 +26,9 @@ from ddl.step.global_gradient import GlobalGradient
 from ddl.step.gradients import Limit, clips_by_name
 from ddl.step.moving_statistics import allow_replica_writes, statistics_of
 from ddl.step.remat import recomputed
+from ddl.step.replicas import AllReduce
 from ddl.step.sharding import sharding_of
 from ddl.step.state import TrainingState
-from ddl.step.sums import AllReduce
 from ddl.step.train_step import TrainStep
 from ddl.tasks.parts import layers_of
 from ddl.tasks.task import StepTask, Task, check_task

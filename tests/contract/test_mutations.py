@@ -24,7 +24,7 @@ from ddl.step import sharding, train_step
 from ddl.step.global_gradient import GlobalGradient
 from ddl.step.loss import Loss
 from ddl.step.overflow import KeptValues
-from ddl.step.sums import AllReduce
+from ddl.step.replicas import AllReduce
 from ddl.step.train_step import TrainStep
 from tests.contract import cases
 from tests.contract.cases import check_parity

@@ -8,13 +8,15 @@ import ddl
 from ddl.data import BatchPipeline, Source
 from ddl.data.checks import data_errors
 from ddl.errors import DataError
+from ddl.step.replicas import distributed_iterator
 from tests.conftest import make_strategy
 from tests.data.test_source import png
 
 
 def read(source, batches=20):
     """Reads batches as a loop on the devices does."""
-    iterator = BatchPipeline(source, 2, shuffle=False).iterator(make_strategy("one_device", 1))
+    pipeline = BatchPipeline(source, 2, shuffle=False)
+    iterator = distributed_iterator(pipeline, make_strategy("one_device", 1))
 
     @tf.function
     def loop():

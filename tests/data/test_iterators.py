@@ -4,11 +4,12 @@ import pytest
 import tensorflow as tf
 
 from ddl.data import BatchPipeline, Source, iterators
+from ddl.step.replicas import distributed_iterator
 from tests.conftest import make_strategy
 
 
 def iterator_over(strategy):
-    return BatchPipeline(Source([{"x": 0.0}] * 100), 10).iterator(strategy)
+    return distributed_iterator(BatchPipeline(Source([{"x": 0.0}] * 100), 10), strategy)
 
 
 def made_by(iterator):

@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from ddl.data import BatchPipeline, Source, batch_indices
 from ddl.data import pipeline as module
+from ddl.step import replicas
+from ddl.step.replicas import distributed_iterator
 from tests.conftest import make_strategy
 from tests.data.test_source import crop
 
@@ -57,7 +59,7 @@ def updates(pipeline, strategy, first=(0,), count=UPDATES):
         return together
 
     for begin in first:
-        iterator = pipeline.iterator(strategy, begin)
+        iterator = distributed_iterator(pipeline, strategy, begin)
         made = [update(iterator) for _ in range(count)]
         whole = {name: np.stack([each[name].numpy() for each in made]) for name in made[0]}
         yield {n: v.reshape(count * batches, size, *v.shape[2:]) for n, v in whole.items()}
@@ -113,8 +115,9 @@ def test_workers_read_their_own_rows(kind, monkeypatch):
     parts = {n: v.reshape(UPDATES, 2, 2, 4, 1, *v.shape[2:]) for n, v in whole.items()}
     for index in range(2):
         worker = types.SimpleNamespace(number=2, index=index, replicas_of_each=2)
-        monkeypatch.setattr(module, "Workers", lambda _, worker=worker: worker)
-        iterator = pipeline.iterator(strategy)
+        for each in (module, replicas):
+            monkeypatch.setattr(each, "Workers", lambda _, worker=worker: worker)
+        iterator = distributed_iterator(pipeline, strategy)
         for update in range(UPDATES):
             for name, each in next(iterator).items():
                 part = parts["x" if name == "index" else name][update]

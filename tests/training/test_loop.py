@@ -12,6 +12,7 @@ from ddl.data import BatchPipeline, Source
 from ddl.data.batch import Batch
 from ddl.random import batch_counter
 from ddl.step.compiled import Compiler
+from ddl.step.replicas import distributed_iterator
 from ddl.training import loop
 from ddl.training.loop import RowTables
 from tests.conftest import make_strategy
@@ -49,7 +50,7 @@ def test_tables_hold_the_rows_of_the_iterator(
     arrays = pipeline.resident_arrays(strategy)
     counter = batch_counter(tf.zeros([], tf.int64))
     for begin, end in [(5, 40), (0, 3), (100, 102)]:
-        iterator = pipeline.iterator(strategy, begin)
+        iterator = distributed_iterator(pipeline, strategy, begin)
         for update in range(begin, end):
             first, table = tables.at(update)
             assert ("weight" in table[""]) == (num_examples == 22)
