@@ -344,13 +344,8 @@ def by_jax(case: Case, kind: str = "fit") -> Window:
     """Trains by Keras's `fit` on JAX, in a process of its own."""
     if not (PEERS / "jax").exists():
         raise Failed("skipped, because it is not installed; `make benchmarks/peers` installs it")
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.on_jax",
-        kind,
-        json.dumps(dataclasses.asdict(case)),
-    ]
+    text = json.dumps(dataclasses.asdict(case))
+    command = [sys.executable, "-m", "benchmarks.on_jax", kind, text]
     process = subprocess.Popen(
         command,
         env=os.environ | {"KERAS_BACKEND": "jax", "PYTHONPATH": str(PEERS)},
