@@ -52,20 +52,19 @@ class TracedByForm:
         """Keeps the arguments; traces nothing.
 
         Args:
-          function: Takes a pipeline, a key, and tensors. Cross-replica context.
+          function: Takes a pipeline, and iterators of it, tensors and names. Cross-replica context.
           compiler: Compiles pieces of it.
         """
         self._function, self._compiler = function, compiler
         self._pipeline: Any = None  # while tracing: a trace must not keep data alive
         self._traced = tf.function(self._call, autograph=False)
 
-    def __call__(self, pipeline: BatchPipeline, key: tuple[str, ...], *tensors: Any) -> Any:
+    def __call__(self, pipeline: BatchPipeline, *given: Any) -> Any:
         """Calls the function.
 
         Args:
           pipeline: The data.
-          key: All that a trace depends on besides the form of the data.
-          *tensors: Tensors, and iterators of the pipeline.
+          *given: Iterators of the pipeline, tensors, and tuples of names.
 
         Raises:
           DataError: If the data cannot be read.
@@ -77,12 +76,12 @@ class TracedByForm:
             # Not traced by the call: TensorFlow counts the traces of all trainers of a process
             # together, and warns of frequent ones.
             trace = self._traced.get_concrete_function
-            self._compiler.tracing(lambda: trace(form, key, *tensors))
+            self._compiler.tracing(lambda: trace(form, *given))
             self._pipeline = None
-            return self._traced(form, key, *tensors)
+            return self._traced(form, *given)
 
-    def _call(self, form: str, key: tuple[str, ...], *tensors: Any) -> Any:
-        return self._function(self._pipeline, key, *tensors)
+    def _call(self, form: str, *given: Any) -> Any:
+        return self._function(self._pipeline, *given)
 
 
 class Predictions:
@@ -91,7 +90,7 @@ class Predictions:
     The data stay on the host. They are freed after the call.
 
     Attributes:
-      strategy: The strategy.
+      strategy: The strategy; with parameter servers, that of the chief alone.
       compiler: Compiles an evaluation.
     """
 
@@ -103,7 +102,7 @@ class Predictions:
         compiler: Compiler,
     ):
         """Keeps the task, the pipelines of the training data and others; traces nothing."""
-        self.strategy, self.compiler = strategy, compiler
+        self.strategy, self.compiler = _evaluating(strategy), compiler
         self._task, self._train = task, train
         self._joins_workers = Workers(strategy).number > 1
         self._outputs = TracedByForm(self._outputs_of, compiler)
@@ -113,7 +112,7 @@ class Predictions:
         return joined(list(self.batches(data, state)))[0]
 
     def check_predicts(self, what: str) -> None:
-        """Raises ConfigError if the task has no `predict`, or the strategy is asynchronous.
+        """Raises ConfigError if the task has no `predict`.
 
         Args:
           what: Name of what needs the outputs, for the error.
@@ -123,11 +122,6 @@ class Predictions:
                 f"{type(self._task).__name__} has no outputs to predict. Give it a method "
                 "predict(features) that returns a tensor [batch, …], or a dict or tuple of such "
                 f"tensors, for {what}."
-            )
-        if traits_of(self.strategy).asynchronous:
-            raise ConfigError(
-                f"{what} does not run with parameter servers. Export the model, or restore a "
-                "checkpoint under another strategy."
             )
 
     def check_features(self, spec: Mapping[str, tf.TensorSpec], names: Sequence[str]) -> None:
@@ -155,8 +149,7 @@ class Predictions:
           first_batch: Number of the first batch, counted from 0.
 
         Raises:
-          ConfigError: If the task has no `predict`, the strategy is asynchronous, or the outputs
-            are not tensors [batch, …].
+          ConfigError: If the task has no `predict`, or the outputs are not tensors [batch, …].
           DataError: If the data cannot be read, do not fit the task, or lack a feature.
         """
         check_no_text("predict_batches.features", features)
@@ -256,6 +249,14 @@ class Predictions:
                 "single array. Pass a dict from feature name to array."
             )
         return {name: data}
+
+
+def _evaluating(strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
+    """Returns a strategy; for parameter servers the chief's device, which reads their weights."""
+    if not traits_of(strategy).asynchronous:
+        return strategy
+    has_gpu = tf.config.get_visible_devices("GPU")
+    return tf.distribute.OneDeviceStrategy("GPU:0" if has_gpu else "CPU:0")
 
 
 def joined(every: Sequence[Any]) -> Any:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import tensorflow as tf
 from absl import logging
 
 from ddl.distribution.traits import traits_of
@@ -20,7 +21,7 @@ from ddl.step.train_step import TrainStep
 from ddl.training.asynchronous import CoordinatedLoop
 from ddl.training.checks import TrainedVariables, check_same_on_replicas, check_state_finite
 from ddl.training.evaluation import EvaluationWeights
-from ddl.training.loop import StopFlag, TrainingLoop
+from ddl.training.loop import HostScalar, TrainingLoop
 from ddl.training.pace import Pace
 
 Action = Callable[[int], None]
@@ -85,7 +86,7 @@ class LoopRunner:
     Attributes:
       state: The state that the last loop reached, or that was restored since.
       loop: The training loop.
-      stop: Flag that ends a loop.
+      stop: Whether a loop must end. May be assigned from any thread.
       trained: The choice of trained variables, which an action must not change.
       weights: The weights for evaluation, which an action must not leave in the model.
       last_read: The step at which the means were last read.
@@ -103,7 +104,7 @@ class LoopRunner:
         scale = update.loss_scale.initial if update.loss_scale else 1.0
         sums, optimizers = update.metrics.zeros(), len(update.plan.groups)
         self.state = TrainingState.initial(scale, sums, optimizers)
-        self.stop = StopFlag(workers)
+        self.stop = HostScalar(False, tf.bool)
         self.loop: TrainingLoop | CoordinatedLoop
         if traits_of(update.gradient.strategy).asynchronous:
             self.loop = CoordinatedLoop(update, self.state)
@@ -144,7 +145,8 @@ class LoopRunner:
                     if actions:
                         self.trained.check()
                         self.weights.check_not_applied()
-                if self.stop.take():
+                if self._workers.any(bool(self.stop.read())):
+                    self.stop.assign(False)
                     return True
         return False
 

@@ -287,11 +287,11 @@ class Trainer:
         update. Several workers, and parameter servers, end after the current loop, if any worker
         calls this method.
         """
-        self._runner.stop.request()
+        self._runner.stop.assign(True)
 
     def withdraw_stop(self) -> None:
         """Withdraws a request to stop that no training has answered yet."""
-        self._runner.stop.withdraw()
+        self._runner.stop.assign(False)
 
     def trace(self) -> None:
         """Traces the training loop without running it, to raise errors in the task early."""
@@ -434,11 +434,6 @@ class Trainer:
     def step(self) -> int:
         """Number of updates made so far."""
         return self._runner.step
-
-    @property
-    def trace_count(self) -> int:
-        """Number of traces of the training loop: 1 after the first call, with no retrace later."""
-        return self._runner.loop.trace_count
 
     @property
     def variables_in_use(self) -> list[tf.Variable]:
