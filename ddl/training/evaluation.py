@@ -29,6 +29,7 @@ from ddl.step.weight_average import WeightAverages
 from ddl.tasks.parts import copies_of, layers_of
 from ddl.tasks.task import Task
 from ddl.training.building import probed_loss
+from ddl.training.checks import check_has_outputs
 from ddl.training.prediction import Predictions, TracedByForm, forward, joined, spec_of
 
 
@@ -68,7 +69,7 @@ class Evaluations:
         self._iterators: dict[BatchPipeline, Any] = {}  # of the trainer's own data
         names = [] if own is None else [*self._loss(own).form.metrics.names]
         for metric in self._corpus_metrics:
-            predictions.check_predicts("Trainer.corpus_metrics")
+            check_has_outputs(probes.task, "Trainer.corpus_metrics")
             if own is not None:
                 predictions.check_features(own.element_spec, metric.features or ())
             names += metric.names

@@ -19,6 +19,7 @@ from ddl.step.compiled import Compiler
 from ddl.step.state import TrainingState
 from ddl.tasks.gather import Gathered
 from ddl.training.building import in_order
+from ddl.training.checks import check_has_outputs
 from ddl.training.device_errors import device_errors
 
 # Outputs in the structure that `predict` returns, and features by name, without padding.
@@ -107,23 +108,6 @@ class Predictions:
         self._joins_workers = Workers(strategy).number > 1
         self._outputs = TracedByForm(self._outputs_of, compiler)
 
-    def all(self, data: Any, state: TrainingState) -> Any:
-        """Returns the outputs of all examples, arrays [n, …]; see `batches`."""
-        return joined(list(self.batches(data, state)))[0]
-
-    def check_predicts(self, what: str) -> None:
-        """Raises ConfigError if the task has no `predict`.
-
-        Args:
-          what: Name of what needs the outputs, for the error.
-        """
-        if not callable(getattr(self._task, "predict", None)):
-            raise ConfigError(
-                f"{type(self._task).__name__} has no outputs to predict. Give it a method "
-                "predict(features) that returns a tensor [batch, …], or a dict or tuple of such "
-                f"tensors, for {what}."
-            )
-
     def check_features(self, spec: Mapping[str, tf.TensorSpec], names: Sequence[str]) -> None:
         """Raises DataError if data lack a feature to return beside the outputs.
 
@@ -153,8 +137,8 @@ class Predictions:
           DataError: If the data cannot be read, do not fit the task, or lack a feature.
         """
         check_no_text("predict_batches.features", features)
-        self.check_predicts("predict")
-        pipeline = in_order(self._named(data), self._train)
+        check_has_outputs(self._task, "predict")
+        pipeline = in_order(self._task, data, "The argument of predict", self._train)
         size, total = pipeline.global_batch_size, pipeline.count_examples()
         spec = pipeline.element_spec
         self.check_features(spec, features)
@@ -237,18 +221,6 @@ class Predictions:
                 f"first dimension is the batch, {rows}, got {output!r:.100}."
             )
         return output
-
-    def _named(self, data: Any) -> Any:
-        """Returns data by feature; an array of inputs alone gets the input's name."""
-        if not (isinstance(data, np.ndarray) or tf.is_tensor(data)):
-            return data
-        name = getattr(self._task, "input_name", None)
-        if not isinstance(name, str):
-            raise DataError(
-                f"{type(self._task).__name__} does not name its input, so predict cannot take a "
-                "single array. Pass a dict from feature name to array."
-            )
-        return {name: data}
 
 
 def _evaluating(strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:

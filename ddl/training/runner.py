@@ -6,15 +6,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
-from absl import logging
 
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
-from ddl.figures import GRADIENT_NORM, LEARNING_RATE
+from ddl.figures import GRADIENT_NORM
 from ddl.optimizers.checks import check_counts
 from ddl.optimizers.groups import figure
-from ddl.optimizers.learning_rate import learning_rate_at
 from ddl.optimizers.schedules import epochs_to_steps
 from ddl.step.state import TrainingState
 from ddl.step.train_step import TrainStep
@@ -89,7 +87,6 @@ class LoopRunner:
       stop: Whether a loop must end. May be assigned from any thread.
       trained: The choice of trained variables, which an action must not change.
       weights: The weights for evaluation, which an action must not leave in the model.
-      last_read: The step at which the means were last read.
     """
 
     def __init__(self, update: TrainStep, workers: Workers, pace: Pace, max_skipped_updates: int):
@@ -112,7 +109,6 @@ class LoopRunner:
             self.loop = TrainingLoop(update, max_skipped_updates, self.stop)
         self.trained = TrainedVariables(update.task)
         self.weights = EvaluationWeights(update.averages, update.task)
-        self.last_read = 0
         self._has_run = self._is_busy = False
         self._update, self._workers, self._pace = update, workers, pace
         self._max_skipped_updates = max_skipped_updates
@@ -168,7 +164,6 @@ class LoopRunner:
     def restore(self, state: TrainingState) -> None:
         """Takes over a state to which model and optimizer belong."""
         self.state, self._lost_at = state, None
-        self.last_read = self.step
 
     @contextmanager
     def busy(self) -> Iterator[None]:
@@ -226,21 +221,3 @@ class LoopRunner:
             if self._update.clips[name] is not None and count:
                 means[figure(GRADIENT_NORM, name)] = float(total / count)
         return means
-
-    def warn_of_no_weight(self) -> None:
-        """Logs if all examples since the last reading have weight 0."""
-        first, self.last_read = self.last_read, self.step
-        if self.step > first and self._update.metrics.weight(self.state.sums) == 0:
-            text = f"All examples of the updates {first + 1:,} to {self.step:,} have weight 0"
-            logging.warning("%s, so the mean loss is NaN.", text)
-
-    def learning_rates(self) -> dict[str, float]:
-        """Returns the learning rate of each optimizer's last update, by the name of its figure.
-
-        Before any update, it is that of the first.
-        """
-        rates = {}
-        for name, optimizer in self._update.optimizers.items():
-            last = max(int(optimizer.iterations.numpy()) - 1, 0)
-            rates[figure(LEARNING_RATE, name)] = learning_rate_at(optimizer, last)
-        return rates

@@ -150,7 +150,7 @@ class Mean(WithoutOutputs):
     [
         (WithoutOutputs, DATA, ConfigError, "WithoutOutputs has no outputs to predict. Give it"),
         (Mean, DATA, ConfigError, r"first dimension is the batch, 8, got .* shape=\(\)"),
-        (Mean, IMAGES, DataError, "Mean does not name its input"),
+        (Mean, IMAGES, DataError, "must be a dict of features"),
         (ddl.Classification, "image", DataError, "must be arrays, a data set"),
     ],
 )
