@@ -30,12 +30,7 @@ from ddl.step.moving_statistics import statistics_of
 from ddl.step.rows import read_as_a_whole
 from ddl.step.state import TrainingState
 from ddl.step.train_step import TrainStep
-from ddl.tasks.parts import (
-    copies_of,
-    layers_of,
-    own_items_of,
-    own_variables_of,
-)
+from ddl.tasks.parts import copies_of, layers_of, own_items_of, own_variables_of
 from ddl.tasks.task import Task, has_step
 
 _CHECKED_ELSEWHERE = ("task", "optimizer", "corpus_metrics", "return")
@@ -250,8 +245,7 @@ def check_has_outputs(task: Any, what: str) -> None:
     if not callable(getattr(task, "predict", None)):
         raise ConfigError(
             f"{type(task).__name__} has no outputs to predict. Give it a method predict(features) "
-            "that returns a tensor [batch, …], or a dict or tuple of such tensors, for "
-            f"{what}."
+            f"that returns a tensor [batch, …], or a dict or tuple of such tensors, for {what}."
         )
 
 

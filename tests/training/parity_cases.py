@@ -121,8 +121,6 @@ class Case:
     in_float32: bool = True  # False if too ill-conditioned for float32
 
 
-_WHOLE = {"accumulation_steps": 1}
-
 CASES: dict[str, Case] = {
     "131 examples in batches of 32": Case(),
     "BatchNormalization, accumulation 2": Case(cnn, arguments={"accumulation_steps": 2}),
@@ -148,7 +146,7 @@ COMBINED = {
         task=noisy,
         optimizer=lambda: keras.optimizers.Lamb(0.01),
         arguments={"data_on_device": False, "clip_norm": 0.05, "accumulation_steps": 4},
-        reference=_WHOLE,
+        reference={"accumulation_steps": 1},
     ),
 }
 CASES |= COMBINED

@@ -90,7 +90,6 @@ def results(jit_compile, steps=(7, 9, 3)):
     strategy = make_strategy("one_device", 1)
     trainer = make_trainer(CASE, strategy, "float64", jit_compile=jit_compile)
     losses = [trainer.train(number)["loss"] for number in steps]
-    assert trainer.step == sum(steps)
     return losses, all_copies(trainer)
 
 

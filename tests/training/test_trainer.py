@@ -57,7 +57,6 @@ def test_one_trace_serves_all_loops():
     trainer = make_trainer(make_strategy("mirrored", 2), task=Counted, steps_per_loop=10)
     assert traced.count(True) == 2  # the probes' of 8 and of 4 rows
     trainer.trace()
-    assert trainer.step == 0
     assert traced.count(True) == 2 + 2  # once a replica
     trainer.train(25, [loops.append])
     trainer.evaluate()
