@@ -116,7 +116,7 @@ def data_errors(*sources: Any) -> Iterator[None]:
             if (own := source.error) is not None:
                 source.error = None
                 if isinstance(own, DataError) or not repeats(own):
-                    raise own from None
+                    raise own from own.__cause__
                 known = f"{source.name} could not be read: {type(own).__name__}: {own}. Correct it."
                 raise DataError(known) from None
         text = str(error.message)

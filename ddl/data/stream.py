@@ -320,7 +320,7 @@ class Stream:
             yield from dataset.as_numpy_iterator()
         except tf.errors.OpError as error:
             if isinstance(self.error, DataError):
-                raise self.error from None
+                raise self.error from self.error.__cause__
             raise DataError(f"{self.name} could not be read: {first_line(error)}.") from error
 
     def _dataset(self, number: int) -> tf.data.Dataset:

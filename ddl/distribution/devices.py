@@ -143,18 +143,19 @@ def is_on_server(variable: Any) -> bool:
 
 
 def describe_devices(strategy: tf.distribute.Strategy) -> str:
-    """Describes the devices of this process's replicas: '2 of GPU:0', 'GPU:0, GPU:1'.
+    """Describes the devices of this process's replicas: 'GPU:0, GPU:1, MirroredStrategy'.
 
-    GPUs have their numbers on this machine, as in --gpus. With parameter servers, describes the
-    cluster: 'workers: 2, parameter servers: 1'.
+    GPUs have their numbers on this machine, as in --gpus; '2 of GPU:0' is one that is split. With
+    parameter servers, describes the cluster: 'workers: 2, parameter servers: 1'.
     """
-    if traits_of(strategy).asynchronous:
+    traits, devices = traits_of(strategy), replica_devices(strategy)
+    if traits.asynchronous:
         return f"workers: {strategy._num_workers}, parameter servers: {strategy._num_ps}"
-    devices = strategy.extended.worker_devices
     kind = tf.DeviceSpec.from_string(devices[0]).device_type
     seen = sorted(one.name.split(":", 1)[1] for one in tf.config.get_visible_devices(kind))
     names = ", ".join(seen) or kind
-    return names if len(devices) == len(seen) else f"{len(devices)} of {names}"
+    count = "" if len(devices) == len(seen) else f"{len(devices)} of "
+    return f"{count}{names}, {traits.class_name}"
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Literal
 
 from ddl.checkpoints.directory import Retention
 from ddl.checkpoints.warm_start import WarmStart
+from ddl.distribution.devices import describe_devices
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, ModelDirectoryError, TrainingInterrupted
@@ -122,6 +123,8 @@ def fit(
         else:
             compare = partial(_check_same_run, files, trainer)
     run = Run(trainer, run_plan, files, console, trainer.eval_pipeline is not None, profile)
+    replicas = trainer.strategy.num_replicas_in_sync
+    console.line(f"devices: {describe_devices(trainer.strategy)}; replicas: {replicas}")
     if note := traits_of(trainer.strategy).note:
         console.line(note)
     message = "A signal arrived when the run had ended, so no update is lost."

@@ -27,6 +27,7 @@ from ddl.errors import ConfigError, DataError, ModelDirectoryError, TrainingInte
 from ddl.run.directory import lock_folder
 from ddl.signals import StopSignals
 from ddl.tasks.parts import copies_of
+from ddl.training.checks import check_has_outputs
 from ddl.training.trainer import Trainer
 
 _PART_SECONDS, _PART_BYTES = 10.0, 16 << 20
@@ -139,7 +140,7 @@ def check_predicts(
         raise ConfigError(f"--predictions must end with {either(PREDICTIONS)}, got {path}.")
     if os.path.exists(path):
         raise ModelDirectoryError(f"--predictions={path} is there already. Pass another name.")
-    trainer.check_predicts("--mode=predict")
+    check_has_outputs(trainer.task, "--mode=predict")
     data = data() if callable(data) else data
     if data is None and trainer.eval_pipeline is not None:
         data = trainer.eval_pipeline.source

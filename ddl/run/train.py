@@ -193,7 +193,7 @@ def summary(trainer: Trainer, total: int) -> dict[str, str]:
       ConfigError: If a learning rate is unusable, or a parameter group stays frozen.
     """
     replicas, each = trainer.strategy.num_replicas_in_sync, trainer.steps_per_epoch
-    note, strategy = traits_of(trainer.strategy).note, type(trainer.strategy).__name__
+    note = traits_of(trainer.strategy).note
     models = [
         f"{model.name}, {sum(math.prod(v.shape) for v in model.trainable_variables):,} trainable "
         "parameters"
@@ -202,7 +202,7 @@ def summary(trainer: Trainer, total: int) -> dict[str, str]:
     sources = trainer.pipelines.items()
     return {
         **({"strategy": note} if note else {}),
-        "devices": f"{describe_devices(trainer.strategy)}, {strategy}",
+        "devices": describe_devices(trainer.strategy),
         "replicas": str(replicas),
         "global batch size": "; ".join(f"{n} {_batch(x, replicas)}".strip() for n, x in sources),
         "precision": keras.config.dtype_policy().name,

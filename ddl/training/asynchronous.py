@@ -1,4 +1,4 @@
-"""Asynchronous training and evaluation with parameter servers, and the chief's watch over them.
+"""Asynchronous training with parameter servers, and the chief's watch over them.
 
 The chief splits the batches of a loop into short ranges and schedules each range on a free worker.
 For each batch the worker reads the weights from the parameter servers, computes a gradient and
@@ -10,13 +10,14 @@ the Parameter Server".)
 Seed and step determine the batches, as under any strategy. They determine neither the worker of a
 batch nor the order of the updates. Each batch is started at most once. A batch in progress on a
 lost worker is left out and replaced by a later batch.
+
+Evaluations and predictions run on the chief alone, which reads the weights from the servers.
 """
 
 import itertools
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -24,7 +25,6 @@ import tensorflow as tf
 from ddl.data.batch import Batch, gather, numeric_arrays, packed
 from ddl.data.checks import data_errors
 from ddl.data.order import batch_indices
-from ddl.data.pipeline import BatchPipeline
 from ddl.data.stream import Stream
 from ddl.distribution.addresses import ask, silence
 from ddl.distribution.cluster import ClusterTimeouts, cluster_role
@@ -50,147 +50,17 @@ _SENT_UP_TO_BYTES = 2_000_000_000  # below the 2 GiB limit of a TensorFlow messa
 _PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 
 
-class BatchWorkers:
-    """The workers of a strategy, each with the data of a pipeline. Eager, on the chief.
+class CoordinatedLoop:
+    """The replacement of `ddl.training.loop.TrainingLoop`. Eager, on the chief.
 
     Workers run no Python. Arrays are sent to each worker once, and the indices of a batch come with
     the work. A stream of TensorFlow's operations is made on each worker, which reads it whole and
     takes the batches of its work: each batch is computed once, whichever worker gets it.
 
-    Attributes:
-      slots: Largest number of ranges into which batches are split.
-    """
-
-    def __init__(self, strategy: tf.distribute.Strategy, pipeline: BatchPipeline):
-        """Sends the arrays to each worker, or the stream's operations.
-
-        Args:
-          strategy: The strategy, with parameter servers.
-          pipeline: The batches.
-
-        Raises:
-          ConfigError: If the data are neither arrays that can be sent nor a stream of TensorFlow's
-            operations alone.
-        """
-        self._pipeline = pipeline
-        self._source: Any = pipeline.source
-        arrays = numeric_arrays(self._source)
-        self._arrays = arrays and {name: packed(array, False) for name, array in arrays.items()}
-        size, cannot = sum(array.nbytes for array in (arrays or {}).values()), ""
-        if isinstance(self._source, Stream):
-            if (python := self._python_operation()) is not None:
-                cannot = f"the stream, which calls {python.name} ({python.op})"
-        elif not arrays or size > _SENT_UP_TO_BYTES:
-            cannot = f"{size / 1e9:.1f} GB of arrays" if arrays else self._source.name
-        if cannot:
-            raise ConfigError(
-                "With parameter servers, workers run no Python, and get at most 2 GB of arrays: "
-                f"they cannot read {cannot}. Pass arrays of numbers, or ddl.data.stream of a "
-                "tf.data.Dataset that needs no Python, or use --strategy=multi_worker_mirrored, "
-                "where each worker runs the program."
-            )
-        # TensorFlow returns the same coordinator for the same strategy.
-        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-        self.slots = _RANGES_PER_WORKER * strategy._num_workers
-        # TensorFlow remakes the data set on a restarted worker.
-        self._data = iter(self._coordinator.create_per_worker_dataset(self._dataset))
-
-    def _dataset(self) -> tf.data.Dataset:
-        """Builds the data set of a worker: its arrays, for ever, or the numbered batches."""
-        if self._arrays is not None:  # whose `next` copies nothing
-            return tf.data.Dataset.from_tensors(dict(self._arrays)).repeat()
-        batches = self._source.batches(self._pipeline.global_batch_size, 0)
-        return tf.data.Dataset.zip(tf.data.Dataset.range(2**62), batches)
-
-    def _python_operation(self) -> Any:
-        """Returns the first operation of the stream that calls Python; None if there is none."""
-        made = tf.function(
-            lambda: tf.data.experimental.to_variant(self._dataset()), autograph=False
-        )
-        nodes = nodes_of(made.get_concrete_function().graph)
-        return next((node for node in nodes if node.op in _PYTHON), None)
-
-    def ranges(self, first: int, total: int) -> Iterator[tuple[int, int]]:
-        """Yields the ranges into which batches are split, each as its first batch and length."""
-        number = min(total, self.slots)
-        ends = [first + total * place // number for place in range(number + 1)]
-        return ((start, stop - start) for start, stop in itertools.pairwise(ends))
-
-    def schedule(self, function: Any, first: int, count: int, *tensors: tf.Tensor) -> Any:
-        """Schedules a function of a range of batches on a worker, again if the worker is lost.
-
-        Args:
-          function: Takes the worker's data and the rows of the range, for `batch`, both numbers as
-            int64 [], and the tensors.
-          first: Number of the first batch, counted from 0 over the whole run.
-          count: Number of batches.
-          *tensors: Further arguments.
-
-        Returns:
-          The result as TensorFlow's `RemoteValue`.
-        """
-        rows: dict[str, tf.Tensor] = {}
-        if self._arrays is not None:
-            order = self._pipeline.order(self._pipeline.global_batch_size)
-            # As texts, whose form does not depend on `count`: the function is traced once.
-            texts = map(tf.io.serialize_tensor, batch_indices(first, count, **order))
-            rows = dict(zip(("index", "weight"), texts, strict=True))
-        numbers = [tf.constant(number, tf.int64) for number in (first, count)]
-        with device_errors(), data_errors(self._source):
-            return self._coordinator.schedule(function, (self._data, rows, *numbers, *tensors))
-
-    def wait(self) -> None:
-        """Waits until all functions are done; `watch_tasks` detects a stalled process.
-
-        Raises:
-          WorkerLost: If a parameter server was lost.
-        """
-        with data_errors(self._source):
-            while not self._coordinator.done():
-                time.sleep(_PAUSE)
-
-    def received(self, rows: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Returns a range's rows: "index", int64 [count, B], "weight", float32. On a worker."""
-        dtypes = {"index": tf.int64, "weight": tf.float32}
-        with on_host():
-            return {name: tf.io.parse_tensor(text, dtypes[name]) for name, text in rows.items()}
-
-    def batch(
-        self, data: Any, rows: dict[str, tf.Tensor], place: tf.Tensor, number: tf.Tensor
-    ) -> Batch:
-        """Returns a whole global batch. On a worker, in a graph.
-
-        Args:
-          data: The data of this worker.
-          rows: `received` of the range.
-          place: Place of the batch in the range, int64 [].
-          number: Number of the batch, int64 [], counted from 0 over the whole run.
-        """
-        with on_host():
-            if self._arrays is not None:
-                size = self._pipeline.global_batch_size
-                index = tf.ensure_shape(rows["index"][place], [size])
-                weight = tf.ensure_shape(rows["weight"][place], [size])
-                found = gather(next(data), index, self._source.element_spec)
-                if "weight" in found:
-                    weight *= tf.cast(found["weight"], tf.float32)
-                found = {**found, "weight": weight}
-            else:
-                # A worker that begins later, or takes work again, is ahead of some batches.
-                found = tf.while_loop(
-                    lambda passed, _: passed < number, lambda *_: next(data), next(data)
-                )[1]
-        return Batch(found, {}, batch_counter(number))
-
-
-class CoordinatedLoop:
-    """The replacement of `ddl.training.loop.TrainingLoop`. Eager, on the chief.
-
     Workers share the state in variables on parameter servers. They change these with operations
     that a parameter server runs one after the other, so that no concurrent change is lost.
 
     Attributes:
-      trace_count: Number of traces of the workers' function.
       variables: Always empty: variables lie on parameter servers.
     """
 
@@ -206,10 +76,15 @@ class CoordinatedLoop:
         Raises:
           ConfigError: If workers can neither be sent the data nor read them.
         """
-        self.trace_count = 0
-        self._update = update
-        strategy, (pipeline,) = update.gradient.strategy, update.gradient.pipelines.values()
-        self._workers = BatchWorkers(strategy, pipeline)
+        self._update, strategy = update, update.gradient.strategy
+        (self._pipeline,) = update.gradient.pipelines.values()
+        self._source: Any = self._pipeline.source
+        arrays = numeric_arrays(self._source)
+        self._arrays = arrays and {name: packed(array, False) for name, array in arrays.items()}
+        self._check_data()
+        # TensorFlow remakes the data set on a restarted worker.
+        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        self._data = iter(self._coordinator.create_per_worker_dataset(self._dataset))
         # Keras reads the optimizer's count, adds one and writes it back, which loses concurrent
         # updates. An add on the parameter server replaces the instance's hook.
         (optimizer,) = update.optimizers.values()
@@ -219,19 +94,49 @@ class CoordinatedLoop:
         )
         self._step: tf.Variable = count
         self._empty = state.without_metrics()
+        self._slots = _RANGES_PER_WORKER * strategy._num_workers
         with strategy.scope():
             self._sums = tf.Variable(state.sums, trainable=False)
             self._norms = tf.Variable(state.gradient_norms, trainable=False)
             # How many batches of each range any worker has started.
-            self._begun = tf.Variable(tf.zeros([self._workers.slots], tf.int64), trainable=False)
+            self._begun = tf.Variable(tf.zeros([self._slots], tf.int64), trainable=False)
+        self._is_traced = False
+
+    def _check_data(self) -> None:
+        """Raises ConfigError unless the data can be sent to workers, or are read without Python."""
+        size, cannot = sum(array.nbytes for array in (self._arrays or {}).values()), ""
+        if isinstance(self._source, Stream):
+            made = tf.function(
+                lambda: tf.data.experimental.to_variant(self._dataset()), autograph=False
+            )
+            nodes = nodes_of(made.get_concrete_function().graph)
+            if python := next((node for node in nodes if node.op in _PYTHON), None):
+                cannot = f"the stream, which calls {python.name} ({python.op})"
+        elif not self._arrays or size > _SENT_UP_TO_BYTES:
+            cannot = f"{size / 1e9:.1f} GB of arrays" if self._arrays else self._source.name
+        if cannot:
+            raise ConfigError(
+                "With parameter servers, workers run no Python, and get at most 2 GB of arrays: "
+                f"they cannot read {cannot}. Pass arrays of numbers, or ddl.data.stream of a "
+                "tf.data.Dataset that needs no Python, or use --strategy=multi_worker_mirrored, "
+                "where each worker runs the program."
+            )
+
+    def _dataset(self) -> tf.data.Dataset:
+        """Builds the data set of a worker: its arrays, for ever, or the numbered batches."""
+        if self._arrays is not None:  # whose `next` copies nothing
+            return tf.data.Dataset.from_tensors(dict(self._arrays)).repeat()
+        batches = self._source.batches(self._pipeline.global_batch_size, 0)
+        return tf.data.Dataset.zip(tf.data.Dataset.range(2**62), batches)
 
     def take_waited(self) -> None:
         """Returns None: the waits of workers are unknown."""
 
     def trace(self, state: TrainingState) -> None:
         """Traces the workers' function; see `TrainingLoop.trace`."""
-        if not self.trace_count:
-            self._train(state, [(int(state.batches), 0)])
+        if not self._is_traced:
+            self._train(state, 0)
+            self._is_traced = True
 
     def run(self, state: TrainingState, end: int) -> TrainingState:
         """Trains to step `end`, or less far if updates were skipped or lost; returns the state.
@@ -241,7 +146,7 @@ class CoordinatedLoop:
           ConfigError: If the task cannot be trained.
         """
         total = end - int(state.step)
-        self._train(state, self._workers.ranges(int(state.batches), total))
+        self._train(state, total)
         step, sums = tf.identity(self._step), self._sums.read_value()
         finite = tf.reduce_all(tf.math.is_finite(sums))
         return state._replace(
@@ -253,40 +158,79 @@ class CoordinatedLoop:
             batches_left_out=state.batches_left_out + tf.maximum(total - (step - state.step), 0),
         )
 
-    def _train(self, state: TrainingState, ranges: Iterable[tuple[int, int]]) -> None:
+    def _train(self, state: TrainingState, total: int) -> None:
+        """Makes `total` updates, in ranges; with 0, traces alone.
+
+        A range of a lost worker is scheduled again. `watch_tasks` detects a stalled process.
+        """
         self._sums.assign(state.sums)
         self._norms.assign(state.gradient_norms)
         self._begun.assign(tf.zeros_like(self._begun))
-        for slot, (first, count) in enumerate(ranges):
-            place = tf.constant(slot, tf.int64)
-            self._workers.schedule(self._make_updates, first, count, place)
-        self._workers.wait()
+        number, first = max(min(total, self._slots), 1), int(state.batches)
+        ends = [first + total * place // number for place in range(number + 1)]
+        with data_errors(self._source), device_errors():
+            for slot, (start, stop) in enumerate(itertools.pairwise(ends)):
+                given = (start, stop - start, slot)
+                numbers = [tf.constant(one, tf.int64) for one in given]
+                rows = self._rows(start, stop - start)
+                self._coordinator.schedule(self._make_updates, (self._data, rows, *numbers))
+            while not self._coordinator.done():
+                time.sleep(_PAUSE)
+
+    def _rows(self, first: int, count: int) -> dict[str, tf.Tensor]:
+        """Returns the rows of a range of batches as texts; {} for a stream."""
+        if self._arrays is None:
+            return {}
+        order = self._pipeline.order(self._pipeline.global_batch_size)
+        # As texts, whose form does not depend on `count`: the function is traced once.
+        texts = map(tf.io.serialize_tensor, batch_indices(first, count, **order))
+        return dict(zip(("index", "weight"), texts, strict=True))
 
     @tf.function(autograph=False)
     def _make_updates(
-        self, data: Any, rows: Any, first: tf.Tensor, count: tf.Tensor, slot: tf.Tensor
+        self, data: Any, texts: Any, first: tf.Tensor, count: tf.Tensor, slot: tf.Tensor
     ) -> tf.Tensor:
         """Makes updates with `count` batches, from number `first` on. On a worker."""
-        self.trace_count += 1
-        rows, begun = self._workers.received(rows), self._begun.handle
-        one = tf.ones([], tf.int64)
+        begun, one, rows = self._begun.handle, tf.ones([], tf.int64), {}
+        with on_host():
+            for name, text in texts.items():  # index, int64 [count, B]; weight, float32
+                dtype = tf.int64 if name == "index" else tf.float32
+                rows[name] = tf.io.parse_tensor(text, dtype)
 
-        def updated(number: tf.Tensor) -> tf.Tensor:
+        def updated(place: tf.Tensor) -> tf.Tensor:
             begins = tf.raw_ops.ResourceScatterAdd(resource=begun, indices=slot, updates=one)
             with tf.control_dependencies([begins]):
-                now = self._empty._replace(step=self._step.read_value(), batches=first + number)
-                batch = self._workers.batch(data, rows, number, now.batches)
+                now = self._empty._replace(step=self._step.read_value(), batches=first + place)
+                batch = self._batch(data, rows, place, now.batches)
                 after = self._update({"": batch}, now)
                 sums = self._sums.assign_add(after.sums, read_value=False)
                 norms = self._norms.assign_add(after.gradient_norms, read_value=False)
                 with tf.control_dependencies([sums, norms]):
-                    return number + 1
+                    return place + 1
 
         # A lost worker may have started this range: its batches are not computed twice.
         start = tf.raw_ops.ResourceGather(resource=begun, indices=slot, dtype=tf.int64)
-        return tf.while_loop(
-            lambda number: number < count, updated, (start,), parallel_iterations=1
-        )
+        return tf.while_loop(lambda place: place < count, updated, (start,), parallel_iterations=1)
+
+    def _batch(
+        self, data: Any, rows: dict[str, tf.Tensor], place: tf.Tensor, number: tf.Tensor
+    ) -> Batch:
+        """Returns a whole global batch, by its place in the range. On a worker, in a graph."""
+        with on_host():
+            if self._arrays is not None:
+                size = self._pipeline.global_batch_size
+                index = tf.ensure_shape(rows["index"][place], [size])
+                weight = tf.ensure_shape(rows["weight"][place], [size])
+                found = gather(next(data), index, self._source.element_spec)
+                if "weight" in found:
+                    weight *= tf.cast(found["weight"], tf.float32)
+                found = {**found, "weight": weight}
+            else:
+                # A worker that begins later, or takes work again, is ahead of some batches.
+                found = tf.while_loop(
+                    lambda passed, _: passed < number, lambda *_: next(data), next(data)
+                )[1]
+        return Batch(found, {}, batch_counter(number))
 
 
 def watch_tasks(timeouts: ClusterTimeouts) -> None:

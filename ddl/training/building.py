@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from ddl.data.checks import check_same_classes, check_same_features
@@ -20,16 +21,28 @@ from ddl.tasks.task import LossFunction, Task, evaluation_loss, has_step
 from ddl.training.probes import Probes
 
 
-def in_order(data: Any, train: Mapping[str, BatchPipeline], resident: Any = False) -> BatchPipeline:
+def in_order(
+    task: Any, data: Any, argument: str, train: Mapping[str, BatchPipeline], resident: Any = False
+) -> BatchPipeline:
     """Returns the pipeline of other data, in their order, with batches of the first source's size.
 
     Args:
-      data: As `as_source` takes it.
+      task: The task. Inputs alone, and x of (x, y), get the name of its input.
+      data: As `ddl.Trainer` takes it, or one array of inputs.
+      argument: Name of the argument that the data are, for errors.
       train: The pipelines of the training data.
       resident: As `BatchPipeline` takes it.
+
+    Raises:
+      DataError: If the data are of another kind.
     """
-    first = next(iter(train.values()))
-    size, source = first.global_batch_size, as_source(data)
+    name = getattr(task, "input_name", None)
+    x, *others = data if isinstance(data, tuple) and len(data) in (2, 3) else [data]
+    is_array = isinstance(x, np.ndarray) or tf.is_tensor(x)
+    if isinstance(name, str) and (is_array or others) and not isinstance(x, Mapping):
+        data = ({name: x}, *others) if others else {name: x}
+    first, source = next(iter(train.values())), as_source(data, argument)
+    size = first.global_batch_size
     return BatchPipeline(source, size, seed=first.seed, shuffle=False, resident=resident)
 
 
@@ -40,19 +53,15 @@ def evaluation_pipeline(
 
     Args:
       task: The task, whose `check` the data must pass.
-      data: As `ddl.Trainer` takes it.
-      argument: Name of the argument that the data are, for errors.
-      train: The pipelines of the training data.
-      resident: As `BatchPipeline` takes it.
+      data: As `in_order` takes it, and the further arguments.
+      argument: See there.
+      train: See there.
+      resident: See there.
 
     Raises:
       DataError: If the data are of another kind, or do not fit.
     """
-    name = getattr(task, "input_name", None)
-    if isinstance(data, tuple) and len(data) in (2, 3) and isinstance(name, str):
-        x, *others = data  # x has the name of the input in the training data
-        data = (x if isinstance(x, Mapping) else {name: x}, *others)
-    pipeline = in_order(as_source(data, argument), train, resident)
+    pipeline = in_order(task, data, argument, train, resident)
     if hasattr(task, "check"):
         task.check(pipeline.source)
     if "" in train:

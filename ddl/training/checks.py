@@ -30,13 +30,7 @@ from ddl.step.moving_statistics import statistics_of
 from ddl.step.rows import read_as_a_whole
 from ddl.step.state import TrainingState
 from ddl.step.train_step import TrainStep
-from ddl.tasks.parts import (
-    copies_of,
-    layers_of,
-    models_of,
-    own_items_of,
-    own_variables_of,
-)
+from ddl.tasks.parts import copies_of, layers_of, own_items_of, own_variables_of
 from ddl.tasks.task import Task, has_step
 
 _CHECKED_ELSEWHERE = ("task", "optimizer", "corpus_metrics", "return")
@@ -81,26 +75,22 @@ class TrainedVariables:
 
     def __init__(self, task: Task):
         """Records the choice of the trainer's task."""
-        self._layers, self._models = layers_of(task), models_of(task)
-        self._were = self._are()
+        self._were = [(layer, _trained(layer)) for layer in layers_of(task)]
 
     def check(self) -> None:
         """Raises ConfigError if a layer or model now trains other variables."""
-        now = self._are()
-        for place, was in self._were.items():
-            if was != now[place]:
+        for layer, was in reversed(self._were):  # a layer before the model that holds it
+            if was != (now := _trained(layer)):
                 raise ConfigError(
-                    f"Changing {place} has no effect: it was {was!r:.80} when the trainer was "
-                    f"created, and is now {now[place]!r:.80}. Create a new Trainer with a new "
-                    "optimizer."
+                    f"Changing trainable of the layer {layer.name!r} has no effect: it was "
+                    f"{was!r:.80} when the trainer was created, and is now {now!r:.80}. Create a "
+                    "new Trainer with a new optimizer."
                 )
 
-    def _are(self) -> dict[str, Any]:
-        found = {f"trainable of layer {x.name!r}": x.trainable for x in self._layers}
-        for name, model in self._models.items():
-            paths = [variable.path for variable in model.trainable_variables]
-            found[f"the list of trainable variables of task.{name}"] = paths
-        return found
+
+def _trained(layer: keras.layers.Layer) -> tuple[bool, list[str]]:
+    """Returns whether a layer is trainable, and the paths of its variables that are."""
+    return layer.trainable, [variable.path for variable in layer.trainable_variables]
 
 
 # ------------------------------------------------------------ the global batch size
@@ -242,6 +232,20 @@ def check_computes_by_row(layers: Iterable[keras.layers.Layer]) -> None:
         raise ConfigError(
             f"The layer {layer.name!r} {what} and the number of replicas would change the result. "
             f"{remedy}"
+        )
+
+
+def check_has_outputs(task: Any, what: str) -> None:
+    """Raises ConfigError if a task has no `predict`.
+
+    Args:
+      task: The task.
+      what: Name of what needs the outputs, for the error.
+    """
+    if not callable(getattr(task, "predict", None)):
+        raise ConfigError(
+            f"{type(task).__name__} has no outputs to predict. Give it a method predict(features) "
+            f"that returns a tensor [batch, …], or a dict or tuple of such tensors, for {what}."
         )
 
 

@@ -6,7 +6,7 @@ its rows (`BatchPipeline.iterator`, which calls `strategy.experimental_distribut
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -17,7 +17,6 @@ from ddl.data.batch import Batch
 from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.devices import restoring
 from ddl.distribution.path import on_host_if_placed
-from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, DataError
 from ddl.metrics import CorpusMetric
@@ -29,8 +28,8 @@ from ddl.step.state import TrainingState
 from ddl.step.sums import fixed_order_of_sums
 from ddl.tasks.parts import copies_of, layers_of
 from ddl.tasks.task import Task
-from ddl.training.asynchronous import BatchWorkers
 from ddl.training.building import probed_loss
+from ddl.training.checks import check_has_outputs
 from ddl.training.prediction import Predictions, TracedByForm, forward, joined, spec_of
 from ddl.training.probes import Probes
 
@@ -67,14 +66,11 @@ class Evaluations:
         self._workers = Workers(self._strategy)
         self._corpus_metrics = checked_corpus_metrics(corpus_metrics)
         self._losses: dict[Any, Loss] = {}  # by the features of the data
-        self._on_devices = TracedByForm(self._sums_on_devices, self._compiler)
+        self._sums = TracedByForm(self._sums_of, self._compiler)
         self._iterators: dict[BatchPipeline, Any] = {}  # of the trainer's own data
-        self._on_workers: Any = None  # sums over the trainer's own data
         names = [] if own is None else [*self._loss(own).form.metrics.names]
-        if own is not None and traits_of(self._strategy).asynchronous:
-            self._on_workers = self._sums_on_workers(own)
         for metric in self._corpus_metrics:
-            predictions.check_predicts("Trainer.corpus_metrics")
+            check_has_outputs(probes.task, "Trainer.corpus_metrics")
             if own is not None:
                 predictions.check_features(own.element_spec, metric.features or ())
             names += metric.names
@@ -101,17 +97,13 @@ class Evaluations:
         """
         pipeline.count_examples()
         form, is_own = self._loss(pipeline).form, pipeline is self._own
-        if traits_of(self._strategy).asynchronous:
-            on_workers = is_own and self._on_workers
-            sums = (on_workers or self._sums_on_workers(pipeline))(state)
-        else:
-            # Not kept while in use: after an error its position would be wrong.
-            iterator = self._iterators.pop(pipeline, None)
-            iterator = iterator or distributed_iterator(pipeline, self._strategy, repeats=is_own)
-            count = tf.constant(pipeline.steps_per_epoch, tf.int64)
-            sums = self._on_devices(pipeline, (), iterator, count, state.step)
-            if is_own:
-                self._iterators[pipeline] = iterator
+        # Not kept while in use: after an error its position would be wrong.
+        iterator = self._iterators.pop(pipeline, None)
+        iterator = iterator or distributed_iterator(pipeline, self._strategy, repeats=is_own)
+        count = tf.constant(pipeline.steps_per_epoch, tf.int32)
+        sums = self._sums(pipeline, iterator, count, state.step)
+        if is_own:
+            self._iterators[pipeline] = iterator
         # Weights of the task may depend on the model and all be 0 for a while: means are NaN.
         if sums[0] == 0 and not form.weighs:
             raise DataError(
@@ -131,35 +123,19 @@ class Evaluations:
                 self._losses[spec] = probed_loss(self._probes, pipeline)
         return self._losses[spec]
 
-    def _sums_on_devices(
-        self, pipeline: BatchPipeline, key: Any, iterator: Any, count: tf.Tensor, step: tf.Tensor
-    ) -> tf.Tensor:
-        """Returns the metric sums over the next `count` batches of a distributed iterator."""
-        batch_of = lambda number: pipeline.next_batch(iterator, self._strategy, number)  # noqa: E731
-        return self._sums(pipeline, batch_of, tf.zeros_like(count), count, step)
-
     @fixed_order_of_sums()
-    def _sums(
-        self,
-        pipeline: BatchPipeline,
-        batch_of: Callable[[tf.Tensor], Batch],
-        first: tf.Tensor,
-        end: tf.Tensor,
-        step: tf.Tensor,
+    def _sums_of(
+        self, pipeline: BatchPipeline, iterator: Any, count: tf.Tensor, step: tf.Tensor
     ) -> tf.Tensor:
         """Returns the metric sums over batches: float64 [size]. Cross-replica context, in a graph.
 
         Args:
           pipeline: The data.
-          batch_of: Returns the batch of a number, int64 [].
-          first: Number of the first batch, int64 [].
-          end: Number after the last batch, int64 [].
+          iterator: Their distributed iterator.
+          count: Number of batches, int32 [], which stays on the host: a GPU would make it wait.
           step: Updates that the training has made, int64 [].
         """
         strategy, loss = self._strategy, self._loss(pipeline)
-        # int32, which stays on the host: GPUs would send each answer to the host, which waits.
-        with on_host_if_placed(strategy):
-            turn, last = (tf.cast(number, tf.int32) for number in (first, end))
 
         def sums_of(batch: Batch) -> tf.Tensor:
             features, microbatch = forward(pipeline, batch, step)
@@ -169,45 +145,15 @@ class Evaluations:
         def of_replica(batch: Batch) -> tf.Tensor:
             return self._compiler.of_pass(lambda: sums_of(batch))
 
-        def add_batch(turn: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        def add_batch(number: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             with on_host_if_placed(strategy):
-                number, following = tf.cast(turn, tf.int64), turn + 1
-            per_replica = strategy.run(of_replica, args=(batch_of(number),))
-            return following, sums + strategy.reduce("SUM", per_replica, axis=None)
+                of_run = tf.cast(number, tf.int64)
+            batch = pipeline.next_batch(iterator, strategy, of_run)
+            per_replica = strategy.run(of_replica, args=(batch,))
+            return number + 1, sums + strategy.reduce("SUM", per_replica, axis=None)
 
-        def goes_on(turn: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
-            with on_host_if_placed(strategy):
-                return turn < last
-
-        return tf.while_loop(goes_on, add_batch, (turn, loss.form.metrics.zeros()))[1]
-
-    def _sums_on_workers(self, pipeline: BatchPipeline) -> Callable[[TrainingState], tf.Tensor]:
-        """Returns a function that lets asynchronous workers share an evaluation's batches.
-
-        Each range counts once, even if workers computing it are lost.
-
-        Raises:
-          ConfigError: If workers can neither be sent the data nor read them.
-        """
-        workers = BatchWorkers(self._strategy, pipeline)
-
-        @tf.function(autograph=False)
-        def of_range(
-            data: Any, rows: Any, first: tf.Tensor, count: tf.Tensor, step: tf.Tensor
-        ) -> tf.Tensor:
-            rows = workers.received(rows)
-            batch_of = lambda number: workers.batch(data, rows, number - first, number)  # noqa: E731
-            return self._sums(pipeline, batch_of, first, first + count, step)
-
-        def sums_of_all(state: TrainingState) -> tf.Tensor:
-            sums = [
-                workers.schedule(of_range, *ends, state.step)
-                for ends in workers.ranges(0, pipeline.steps_per_epoch or 0)
-            ]
-            workers.wait()
-            return tf.add_n([each.fetch() for each in sums])
-
-        return sums_of_all
+        first = tf.zeros([], tf.int32), loss.form.metrics.zeros()
+        return tf.while_loop(lambda number, _: number < count, add_batch, first)[1]
 
     def _corpus_metric(
         self, metric: CorpusMetric, pipeline: BatchPipeline, state: TrainingState, loss: float

@@ -38,7 +38,7 @@ _LEAST, _MOST = 16, 1024  # updates of a table
 _ENDLESS = 1 << 30
 
 
-class _HostScalar:
+class HostScalar:
     """A value in host memory, under any strategy.
 
     A `tf.Variable` made in a strategy's scope would be on every device, and a read would make a GPU
@@ -46,6 +46,7 @@ class _HostScalar:
     """
 
     def __init__(self, value: bool | float, dtype: tf.DType):
+        """Makes it, with its first value."""
         self._dtype = dtype
         with on_host():
             self._handle = tf.raw_ops.VarHandleOp(
@@ -69,41 +70,6 @@ class _HostScalar:
             read = tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=self._dtype)
         read.set_shape([])
         return read
-
-
-class StopFlag:
-    """A flag that a thread raises and a training loop reads."""
-
-    def __init__(self, workers: Workers) -> None:
-        """Makes a lowered flag, for the workers that must stop at the same update."""
-        self._workers = workers
-        self._flag = _HostScalar(False, tf.bool)
-
-    def request(self) -> None:
-        """Requests a stop. Eager, from any thread."""
-        self._flag.assign(True)
-
-    def withdraw(self) -> None:
-        """Withdraws this worker's request. Eager, from any thread."""
-        self._flag.assign(False)
-
-    def ends_loop(self) -> tf.Tensor:
-        """Returns whether the loop must end before its next update: bool [], in a graph.
-
-        Always False with several workers: they must make the same updates, and call `take` after
-        the loop.
-        """
-        return self._flag.read() if self._workers.number == 1 else tf.constant(False)
-
-    def take(self) -> bool:
-        """Returns whether any worker's flag was raised, and lowers the flag.
-
-        Eager, cross-replica context, on all workers.
-        """
-        raised = self._workers.any(bool(self._flag.read().numpy()))
-        if raised:
-            self.withdraw()
-        return raised
 
 
 class RowTables:
@@ -159,21 +125,17 @@ class RowTables:
 
 
 class TrainingLoop:
-    """The loop over updates, each on all replicas. Eager, cross-replica context.
+    """The loop over updates, each on all replicas. Eager, cross-replica context."""
 
-    Attributes:
-      trace_count: Number of traces: 1 after the first call, with no retrace later.
-    """
-
-    def __init__(self, update: TrainStep, max_skipped_updates: int, stop: StopFlag):
+    def __init__(self, update: TrainStep, max_skipped_updates: int, stop: HostScalar):
         """Keeps the arguments; traces nothing.
 
         Args:
           update: Makes one update.
           max_skipped_updates: Consecutive skipped updates after which the loop ends.
-          stop: Flag that ends the loop after the current update, or piece of several updates.
+          stop: Whether the loop must end after the current update, or piece of several updates.
+            Several workers, who must make the same updates, read it after the loop alone.
         """
-        self.trace_count = 0
         self._update = update
         self._pipelines, self._compiler = update.gradient.pipelines, update.gradient.compiler
         self._strategy = update.gradient.strategy
@@ -181,7 +143,8 @@ class TrainingLoop:
         self._stop = stop
         self._places_order = path_of(self._strategy).places_order
         # A timestamp that depends on a GPU's tensor would wait for the GPU.
-        self._wait = None if self._places_order else _HostScalar(0.0, tf.float64)
+        self._wait = None if self._places_order else HostScalar(0.0, tf.float64)
+        self._is_one_of_several = Workers(self._strategy).number > 1
         self._tables = RowTables(self._pipelines, self._strategy)
         self._iterators: dict[str, Any] = {}  # of data that do not reside on the devices
         self._position: tf.Tensor | None = None  # `batches` of the state the iterators stand at
@@ -260,7 +223,6 @@ class TrainingLoop:
         self, iterators: Any, table: Any, first: tf.Tensor, end: tf.Tensor, before: TrainingState
     ) -> TrainingState:
         """Makes the updates up to step `end` if none is skipped, or until the tables end."""
-        self.trace_count += 1
         start = before._replace(diverged_for=before.batches + tf.zeros_like(before.sums, tf.int64))
         compiler = self._compiler
         with on_host_if_placed(self._strategy):
@@ -294,7 +256,8 @@ class TrainingLoop:
 
             def goes_on(carried: Carried, _: Any, place: tf.Tensor) -> tf.Tensor:
                 with on_host_if_placed(self._strategy):
-                    return self._goes_on(carried, place < end_place) & ~self._stop.ends_loop()
+                    stops = tf.constant(False) if self._is_one_of_several else self._stop.read()
+                    return self._goes_on(carried, place < end_place) & ~stops
 
             def turn(carried: Carried, ahead: Any, place: tf.Tensor) -> tuple[Carried, Any, Any]:
                 if updates == 1:

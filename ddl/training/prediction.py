@@ -20,6 +20,7 @@ from ddl.step.replicas import distributed_iterator
 from ddl.step.state import TrainingState
 from ddl.tasks.gather import Gathered
 from ddl.training.building import in_order
+from ddl.training.checks import check_has_outputs
 from ddl.training.device_errors import device_errors
 
 # Outputs in the structure that `predict` returns, and features by name, without padding.
@@ -53,20 +54,19 @@ class TracedByForm:
         """Keeps the arguments; traces nothing.
 
         Args:
-          function: Takes a pipeline, a key, and tensors. Cross-replica context.
+          function: Takes a pipeline, and iterators of it, tensors and names. Cross-replica context.
           compiler: Compiles pieces of it.
         """
         self._function, self._compiler = function, compiler
         self._pipeline: Any = None  # while tracing: a trace must not keep data alive
         self._traced = tf.function(self._call, autograph=False)
 
-    def __call__(self, pipeline: BatchPipeline, key: tuple[str, ...], *tensors: Any) -> Any:
+    def __call__(self, pipeline: BatchPipeline, *given: Any) -> Any:
         """Calls the function.
 
         Args:
           pipeline: The data.
-          key: All that a trace depends on besides the form of the data.
-          *tensors: Tensors, and iterators of the pipeline.
+          *given: Iterators of the pipeline, tensors, and tuples of names.
 
         Raises:
           DataError: If the data cannot be read.
@@ -78,12 +78,12 @@ class TracedByForm:
             # Not traced by the call: TensorFlow counts the traces of all trainers of a process
             # together, and warns of frequent ones.
             trace = self._traced.get_concrete_function
-            self._compiler.tracing(lambda: trace(form, key, *tensors))
+            self._compiler.tracing(lambda: trace(form, *given))
             self._pipeline = None
-            return self._traced(form, key, *tensors)
+            return self._traced(form, *given)
 
-    def _call(self, form: str, key: tuple[str, ...], *tensors: Any) -> Any:
-        return self._function(self._pipeline, key, *tensors)
+    def _call(self, form: str, *given: Any) -> Any:
+        return self._function(self._pipeline, *given)
 
 
 class Predictions:
@@ -92,7 +92,7 @@ class Predictions:
     The data stay on the host. They are freed after the call.
 
     Attributes:
-      strategy: The strategy.
+      strategy: The strategy; with parameter servers, that of the chief alone.
       compiler: Compiles an evaluation.
     """
 
@@ -104,32 +104,10 @@ class Predictions:
         compiler: Compiler,
     ):
         """Keeps the task, the pipelines of the training data and others; traces nothing."""
-        self.strategy, self.compiler = strategy, compiler
+        self.strategy, self.compiler = _evaluating(strategy), compiler
         self._task, self._train = task, train
         self._joins_workers = Workers(strategy).number > 1
         self._outputs = TracedByForm(self._outputs_of, compiler)
-
-    def all(self, data: Any, state: TrainingState) -> Any:
-        """Returns the outputs of all examples, arrays [n, …]; see `batches`."""
-        return joined(list(self.batches(data, state)))[0]
-
-    def check_predicts(self, what: str) -> None:
-        """Raises ConfigError if the task has no `predict`, or the strategy is asynchronous.
-
-        Args:
-          what: Name of what needs the outputs, for the error.
-        """
-        if not callable(getattr(self._task, "predict", None)):
-            raise ConfigError(
-                f"{type(self._task).__name__} has no outputs to predict. Give it a method "
-                "predict(features) that returns a tensor [batch, …], or a dict or tuple of such "
-                f"tensors, for {what}."
-            )
-        if traits_of(self.strategy).asynchronous:
-            raise ConfigError(
-                f"{what} does not run with parameter servers. Export the model, or restore a "
-                "checkpoint under another strategy."
-            )
 
     def check_features(self, spec: Mapping[str, tf.TensorSpec], names: Sequence[str]) -> None:
         """Raises DataError if data lack a feature to return beside the outputs.
@@ -156,13 +134,12 @@ class Predictions:
           first_batch: Number of the first batch, counted from 0.
 
         Raises:
-          ConfigError: If the task has no `predict`, the strategy is asynchronous, or the outputs
-            are not tensors [batch, …].
+          ConfigError: If the task has no `predict`, or the outputs are not tensors [batch, …].
           DataError: If the data cannot be read, do not fit the task, or lack a feature.
         """
         check_no_text("predict_batches.features", features)
-        self.check_predicts("predict")
-        pipeline = in_order(self._named(data), self._train)
+        check_has_outputs(self._task, "predict")
+        pipeline = in_order(self._task, data, "The argument of predict", self._train)
         size, total = pipeline.global_batch_size, pipeline.count_examples()
         spec = pipeline.element_spec
         self.check_features(spec, features)
@@ -246,17 +223,13 @@ class Predictions:
             )
         return output
 
-    def _named(self, data: Any) -> Any:
-        """Returns data by feature; an array of inputs alone gets the input's name."""
-        if not (isinstance(data, np.ndarray) or tf.is_tensor(data)):
-            return data
-        name = getattr(self._task, "input_name", None)
-        if not isinstance(name, str):
-            raise DataError(
-                f"{type(self._task).__name__} does not name its input, so predict cannot take a "
-                "single array. Pass a dict from feature name to array."
-            )
-        return {name: data}
+
+def _evaluating(strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
+    """Returns a strategy; for parameter servers the chief's device, which reads their weights."""
+    if not traits_of(strategy).asynchronous:
+        return strategy
+    has_gpu = tf.config.get_visible_devices("GPU")
+    return tf.distribute.OneDeviceStrategy("GPU:0" if has_gpu else "CPU:0")
 
 
 def joined(every: Sequence[Any]) -> Any:

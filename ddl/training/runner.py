@@ -5,22 +5,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from absl import logging
+import tensorflow as tf
 
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
-from ddl.figures import GRADIENT_NORM, LEARNING_RATE
+from ddl.figures import GRADIENT_NORM
 from ddl.optimizers.checks import check_counts
 from ddl.optimizers.groups import figure
-from ddl.optimizers.learning_rate import learning_rate_at
 from ddl.optimizers.schedules import epochs_to_steps
 from ddl.step.state import TrainingState
 from ddl.step.train_step import TrainStep
 from ddl.training.asynchronous import CoordinatedLoop
 from ddl.training.checks import TrainedVariables, check_same_on_replicas, check_state_finite
 from ddl.training.evaluation import EvaluationWeights
-from ddl.training.loop import StopFlag, TrainingLoop
+from ddl.training.loop import HostScalar, TrainingLoop
 from ddl.training.pace import Pace
 
 Action = Callable[[int], None]
@@ -85,10 +84,9 @@ class LoopRunner:
     Attributes:
       state: The state that the last loop reached, or that was restored since.
       loop: The training loop.
-      stop: Flag that ends a loop.
+      stop: Whether a loop must end. May be assigned from any thread.
       trained: The choice of trained variables, which an action must not change.
       weights: The weights for evaluation, which an action must not leave in the model.
-      last_read: The step at which the means were last read.
     """
 
     def __init__(self, update: TrainStep, workers: Workers, pace: Pace, max_skipped_updates: int):
@@ -103,7 +101,7 @@ class LoopRunner:
         scale = update.loss_scale.initial if update.loss_scale else 1.0
         sums, optimizers = update.metrics.zeros(), len(update.plan.groups)
         self.state = TrainingState.initial(scale, sums, optimizers)
-        self.stop = StopFlag(workers)
+        self.stop = HostScalar(False, tf.bool)
         self.loop: TrainingLoop | CoordinatedLoop
         if traits_of(update.gradient.strategy).asynchronous:
             self.loop = CoordinatedLoop(update, self.state)
@@ -111,7 +109,6 @@ class LoopRunner:
             self.loop = TrainingLoop(update, max_skipped_updates, self.stop)
         self.trained = TrainedVariables(update.task)
         self.weights = EvaluationWeights(update.averages, update.task)
-        self.last_read = 0
         self._has_run = self._is_busy = False
         self._update, self._workers, self._pace = update, workers, pace
         self._max_skipped_updates = max_skipped_updates
@@ -144,7 +141,8 @@ class LoopRunner:
                     if actions:
                         self.trained.check()
                         self.weights.check_not_applied()
-                if self.stop.take():
+                if self._workers.any(bool(self.stop.read())):
+                    self.stop.assign(False)
                     return True
         return False
 
@@ -166,7 +164,6 @@ class LoopRunner:
     def restore(self, state: TrainingState) -> None:
         """Takes over a state to which model and optimizer belong."""
         self.state, self._lost_at = state, None
-        self.last_read = self.step
 
     @contextmanager
     def busy(self) -> Iterator[None]:
@@ -224,21 +221,3 @@ class LoopRunner:
             if self._update.clips[name] is not None and count:
                 means[figure(GRADIENT_NORM, name)] = float(total / count)
         return means
-
-    def warn_of_no_weight(self) -> None:
-        """Logs if all examples since the last reading have weight 0."""
-        first, self.last_read = self.last_read, self.step
-        if self.step > first and self._update.metrics.weight(self.state.sums) == 0:
-            text = f"All examples of the updates {first + 1:,} to {self.step:,} have weight 0"
-            logging.warning("%s, so the mean loss is NaN.", text)
-
-    def learning_rates(self) -> dict[str, float]:
-        """Returns the learning rate of each optimizer's last update, by the name of its figure.
-
-        Before any update, it is that of the first.
-        """
-        rates = {}
-        for name, optimizer in self._update.optimizers.items():
-            last = max(int(optimizer.iterations.numpy()) - 1, 0)
-            rates[figure(LEARNING_RATE, name)] = learning_rate_at(optimizer, last)
-        return rates

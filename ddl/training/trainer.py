@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal, cast
 
 import tensorflow as tf
+from absl import logging
 
 from ddl.choices import BatchMoments, JitCompile, check_positive
 from ddl.data.conversion import sources_by_name
@@ -13,10 +14,12 @@ from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.communication import number_collectives
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, did_you_mean
+from ddl.figures import LEARNING_RATE
 from ddl.layers.normalization import take_over_moments
 from ddl.metrics import CorpusMetric
 from ddl.optimizers.fused import updates_rows
-from ddl.optimizers.groups import Optimizers, by_name, from_keras_name
+from ddl.optimizers.groups import Optimizers, by_name, figure, from_keras_name
+from ddl.optimizers.learning_rate import learning_rate_at
 from ddl.optimizers.weight_average import ExponentialMovingAverage, WeightAverages
 from ddl.precision import LossScale
 from ddl.random import hashed
@@ -36,7 +39,7 @@ from ddl.training import building, checks
 from ddl.training.evaluation import Evaluations
 from ddl.training.history import History
 from ddl.training.pace import Pace
-from ddl.training.prediction import Predictions, Rows
+from ddl.training.prediction import Predictions, Rows, joined
 from ddl.training.probes import Probes
 from ddl.training.progress import shown
 from ddl.training.runner import Action, LoopRunner, length_in_steps
@@ -224,6 +227,7 @@ class Trainer:
         self.eval_metric_names = self._evaluations.names
         self.updates_per_step = {name: one.times for name, one in plan.applied.items()}
         self.history = History()
+        self._last_read = 0  # step of the last `read_metrics`
         self._finite = checks.finite_variables(update)
         self._runner = LoopRunner(update, workers, self.pace, max_skipped_updates)
 
@@ -287,11 +291,11 @@ class Trainer:
         update. Several workers, and parameter servers, end after the current loop, if any worker
         calls this method.
         """
-        self._runner.stop.request()
+        self._runner.stop.assign(True)
 
     def withdraw_stop(self) -> None:
         """Withdraws a request to stop that no training has answered yet."""
-        self._runner.stop.withdraw()
+        self._runner.stop.assign(False)
 
     def trace(self) -> None:
         """Traces the training loop without running it, to raise errors in the task early."""
@@ -369,7 +373,7 @@ class Trainer:
         """
         self._runner.check_call("predict", others)
         with deferring_interrupt(), self.evaluation_weights(averaged=averaged):
-            return self._predictions.all(data, self.state)
+            return joined(list(self._predictions.batches(data, self.state)))[0]
 
     def predict_batches(
         self,
@@ -402,10 +406,6 @@ class Trainer:
         with self.evaluation_weights(averaged=averaged):
             yield from self._predictions.batches(data, self.state, features, first_batch)
 
-    def check_predicts(self, what: str) -> None:
-        """Raises ConfigError if the task has no outputs for `what` to predict."""
-        self._predictions.check_predicts(what)
-
     def evaluation_weights(self, *, averaged: bool = True) -> AbstractContextManager[None]:
         """Gives the model the weights for evaluation and export within the `with` block.
 
@@ -428,17 +428,13 @@ class Trainer:
     def state(self, state: TrainingState) -> None:
         self.check_idle("Restoring a state")
         self._runner.restore(state)
+        self._last_read = self.step
         self.history.drop_after(self.step)
 
     @property
     def step(self) -> int:
         """Number of updates made so far."""
         return self._runner.step
-
-    @property
-    def trace_count(self) -> int:
-        """Number of traces of the training loop: 1 after the first call, with no retrace later."""
-        return self._runner.loop.trace_count
 
     @property
     def variables_in_use(self) -> list[tf.Variable]:
@@ -460,8 +456,15 @@ class Trainer:
 
     @property
     def learning_rates(self) -> dict[str, float]:
-        """Learning rate of each optimizer, as "learning_rate" or "learning_rate/NAME"."""
-        return self._runner.learning_rates()
+        """Learning rate of each optimizer's last update, or of the first before any.
+
+        The names are "learning_rate" or "learning_rate/NAME".
+        """
+        rates = {}
+        for name, optimizer in self._update.optimizers.items():
+            last = max(int(optimizer.iterations.numpy()) - 1, 0)
+            rates[figure(LEARNING_RATE, name)] = learning_rate_at(optimizer, last)
+        return rates
 
     def read_metrics(self) -> dict[str, float]:
         """Returns the means of loss and metrics since the last read, and resets them.
@@ -469,12 +472,13 @@ class Trainer:
         Adds them to `history`. With `clip_norm`, the result also holds "gradient_norm", the mean
         global norm before clipping, with a "/NAME" for each of several optimizers.
         """
-        is_new = self.step > self._runner.last_read
-        self._runner.warn_of_no_weight()
-        means = self.peek_metrics()
-        self._runner.state = self.state.without_metrics()
-        if is_new:
-            self.history.write(self.step, self.epoch_at(self.step), "train", means)
+        (first, last), means = (self._last_read, self.step), self.peek_metrics()
+        if last > first and self._update.metrics.weight(self.state.sums) == 0:
+            text = f"All examples of the updates {first + 1:,} to {last:,} have weight 0"
+            logging.warning("%s, so the mean loss is NaN.", text)
+        self._runner.state, self._last_read = self.state.without_metrics(), last
+        if last > first:
+            self.history.write(last, self.epoch_at(last), "train", means)
         return means
 
     def peek_metrics(self) -> dict[str, float]:

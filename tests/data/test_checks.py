@@ -36,6 +36,18 @@ def test_an_example_that_cannot_be_decoded_is_named():
     assert "node" not in str(caught.value)
 
 
+class Broken(list):
+    def __getitem__(self, number):
+        return {"x": 1 / (5 - number)}
+
+
+def test_the_error_of_a_reader_keeps_its_cause():
+    source = Source(Broken(range(6)))
+    with pytest.raises(DataError, match="could not read item 5") as caught, data_errors(source):
+        read(source)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
 def test_floats_that_a_factor_for_bytes_makes_tiny_are_told(caplog):
     task = ddl.Classification(ddl.models.mlp((4,), 2))
     for largest, times in ((1.0, 1), (255.0, 0)):

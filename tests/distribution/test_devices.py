@@ -65,12 +65,12 @@ def machine(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("gpus", "described"), [([1], "GPU:1"), ([1, 0], "GPU:0, GPU:1"), (None, "GPU:0, GPU:1")]
+    ("gpus", "named"), [([1], "GPU:1"), ([1, 0], "GPU:0, GPU:1"), (None, "GPU:0, GPU:1")]
 )
-def test_gpus_have_their_numbers_on_the_machine(machine, gpus, described):
+def test_gpus_have_their_numbers_on_the_machine(machine, gpus, named):
     configure_devices(gpus=gpus)
     replicas = Replicas(len(machine.list_logical_devices("GPU")))
-    assert describe_devices(replicas) == described
+    assert describe_devices(replicas) == f"{named}, OneDeviceStrategy"
     assert sorted(machine.grows) == sorted(gpu.name for gpu in machine.visible)
     assert path_of(replicas) is GPU
 
@@ -83,7 +83,7 @@ def test_one_gpu_is_split(machine):
     assert limits == [SHARED // 3] * 3
     assert not machine.grows
     replicas = Replicas(2)
-    assert describe_devices(replicas) == "2 of GPU:1"
+    assert describe_devices(replicas) == "2 of GPU:1, OneDeviceStrategy"
     assert path_of(replicas) is VIRTUAL_GPU
     assert path_of(replicas).reduces_on_one_device
     assert reduce_options().implementation.value == "RING"

@@ -36,7 +36,7 @@ def test_it_follows_the_step_within_one_trace():
     trainer = trainer_of(schedule, "mirrored", 2, accumulation_steps=2, steps_per_loop=2)
     weights = [trainer.train(1)["weight"] for _ in range(6)]
     assert weights == pytest.approx([0, 0.25, 0.5, 0.75, 1, 1])
-    assert trainer.trace_count == 1
+    assert trainer._runner.loop._loop.experimental_get_tracing_count() == 1
     assert loss_weights(trainer.task, 3) == {"loss_weight/kl": 0.5}
     assert loss_weights(trainer.task, 0) == {"loss_weight/kl": 0.0}
     assert trainer.evaluate()["weight"] == 1

@@ -35,7 +35,8 @@ def test_a_resumed_run_of_other_arguments_is_refused(run, arguments, words):
 def test_a_resumed_run_says_so_and_has_the_whole_history(run, capsys):
     trainer = make_trainer(class_weight={1: 5.0})
     history = fit(trainer, run, train_steps=6, progress=True)
-    assert "Resuming step 4 of an earlier run" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "devices: CPU:0, OneDeviceStrategy; replicas: 1\nResuming step 4 of an earlier" in out
     assert [row["step"] for row in history if row["split"] == "eval"] == [4, 6]
     trainer.optimizer.learning_rate = 0.01  # takes effect, since the trainer is at the checkpoint
     fit(trainer, run, train_steps=8, log_every=2)

@@ -22,8 +22,9 @@ from ddl.distribution.cluster import ClusterRole, ClusterTimeouts
 from ddl.distribution.parameter_servers import build_parameter_server_strategy, start_server
 from ddl.launcher.tasks import cluster_tasks, free_ports, tf_configs
 from ddl.precision import set_precision
-from ddl.training.asynchronous import BatchWorkers
 from tests.training import parity_cases
+
+IMAGES = parity_cases.UNEVEN["image"][:20]
 
 
 def build(workers: int, servers: int) -> tf.distribute.Strategy:
@@ -52,14 +53,16 @@ def ranges(strategy: tf.distribute.Strategy) -> Any:
     return [float(np.max(np.abs(ours - theirs))) for ours, theirs in zip(*found, strict=True)]
 
 
-def trainer(strategy: tf.distribute.Strategy, precision: Any) -> ddl.Trainer:
+def trainer(
+    strategy: tf.distribute.Strategy, precision: Any = "float32", data: Any = parity_cases.UNEVEN
+) -> ddl.Trainer:
     set_precision(precision)
     keras.utils.set_random_seed(3)
     with strategy.scope():
         return ddl.Trainer(
             parity_cases.cnn(),
             keras.optimizers.SGD(0.001, momentum=0.9),
-            parity_cases.UNEVEN,
+            data,
             eval_data=parity_cases.UNEVEN,
             global_batch_size=16,
             steps_per_loop=50,
@@ -67,12 +70,12 @@ def trainer(strategy: tf.distribute.Strategy, precision: Any) -> ddl.Trainer:
 
 
 def counts(strategy: tf.distribute.Strategy) -> Any:
-    """Returns the counts of 400 updates, and an evaluation here and on one device."""
-    trained = trainer(strategy, "float32")
+    """Returns the counts of 400 updates; evaluations and predictions here and on one device."""
+    trained = trainer(strategy)
     trained.trace()
     figures = trained.train(400)
     state = trained.state
-    alone = trainer(tf.distribute.OneDeviceStrategy("CPU:0"), "float32")
+    alone = trainer(tf.distribute.OneDeviceStrategy("CPU:0"))
     for variable, value in zip(alone.model.variables, trained.model.variables, strict=True):
         variable.assign(value.numpy())
     return {
@@ -81,19 +84,18 @@ def counts(strategy: tf.distribute.Strategy) -> Any:
         "batches": int(state.batches),
         "examples": float(trained.state.sums[0]),  # reading resets it
         "loss": figures["loss"],
-        "traces": trained.trace_count,
-        "evaluation": [trained.evaluate(), alone.evaluate()],
+        "traces": trained._runner.loop._make_updates.experimental_get_tracing_count(),
+        "evaluations": [trained.evaluate(), alone.evaluate()],
+        "predictions": [x.predict(IMAGES).tolist() for x in (trained, alone)],
     }
 
 
 def refused(strategy: tf.distribute.Strategy) -> Any:
-    """Returns the errors for data that cannot be sent to workers, and for predictions."""
-    source = ddl.data.Source([{"image": 1.0}] * 10)
-    trained = trainer(strategy, "float32")
+    """Returns the errors for data that cannot be sent to workers, and for a loss scale."""
+    items = [{"image": image, "label": 1} for image in IMAGES]
     return [
-        _error(lambda: BatchWorkers(strategy, ddl.data.BatchPipeline(source, 5))),
+        _error(lambda: trainer(strategy, data=items)),
         _error(lambda: trainer(strategy, "mixed_float16")),
-        _error(lambda: trained.predict(np.zeros([2, 8, 8, 1]))),
     ]
 
 
