@@ -8,11 +8,15 @@ Micikevicius et al. 2018, "Mixed Precision Training".
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
+import keras
 import tensorflow as tf
 
 from ddl.distribution.path import on_host_if_placed
+from ddl.distribution.traits import traits_of
+from ddl.errors import ConfigError
+from ddl.precision import LossScale
 from ddl.step.gradients import Gradient, values_of
 
 
@@ -67,3 +71,23 @@ class KeptValues:
         with on_host_if_placed(self._strategy):  # which asks once, not once for each device
             finite = tf.identity(finite)
         return tf.cond(finite, change, skip)
+
+
+def known_loss_scale(
+    given: LossScale | Literal["auto"] | None,
+    layers: Sequence[keras.layers.Layer],
+    strategy: tf.distribute.Strategy,
+) -> LossScale | None:
+    """Returns the rule of the loss scale; "auto" scales if a layer computes in float16.
+
+    Raises:
+      ConfigError: If an asynchronous strategy would have to scale the loss.
+    """
+    if given == "auto":  # a gradient in float16 may underflow
+        given = LossScale() if any(x.compute_dtype == "float16" for x in layers) else None
+    if given is not None and traits_of(strategy).asynchronous:
+        raise ConfigError(
+            "--strategy=parameter_server cannot scale the loss, which float16 needs. Set PRECISION "
+            "to 'mixed_bfloat16' or 'float32'."
+        )
+    return given

@@ -17,8 +17,9 @@ import tensorflow as tf
 from ddl import microbatch
 from ddl.data.batch import Batch
 from ddl.data.pipeline import BatchPipeline
+from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError
-from ddl.optimizers.groups import Group, assign
+from ddl.optimizers.groups import Group, Optimizers, assign, groups_by_name
 from ddl.random import batch_counter
 from ddl.step.effects import (
     check_python_draws,
@@ -91,6 +92,13 @@ class Plan:
         """The variables of all optimizers, each once."""
         return _once(v for part in self.applied.values() for v in part.variables)
 
+    @property
+    def normalizing(self) -> list[keras.layers.BatchNormalization]:
+        """The layers that take moments of a microbatch in training."""
+        losses = (*self.losses.values(), *self.means.values())
+        every = _once(layer for one in losses for layer in one.form.layers)
+        return [x for x in every if isinstance(x, keras.layers.BatchNormalization)]
+
     def loss(self, known: dict[str, Loss], function: LossFunction, name: str, source: str) -> Loss:
         """Returns the loss of a function in this trace; probes it when its name is new.
 
@@ -122,7 +130,7 @@ class Plan:
 
 def plan_of(
     task: Task,
-    groups: Groups,
+    optimizer: Optimizers,
     loss_of: LossOf,
     strategy: tf.distribute.Strategy,
     pipelines: Mapping[str, BatchPipeline],
@@ -133,18 +141,32 @@ def plan_of(
 
     Args:
       task: The task.
-      groups: The Trainer's optimizers.
+      optimizer: As `ddl.Trainer` takes it.
       loss_of: Probes a loss.
       strategy: The strategy.
-      pipelines: The pipeline of each source, by its name.
+      pipelines: The pipeline of each source, by its name; learns how many batches an update reads.
 
     Raises:
-      ConfigError: If several optimizers have no step; a variable was made outside of the scope; or
-        the step misuses a verb, draws by Python or NumPy, applies nothing, leaves an optimizer or
+      ConfigError: If several optimizers or sources have no step; the strategy runs none; a loss
+        needs a batch as a whole that is split; a variable was made outside of the scope; or the
+        step misuses a verb, draws by Python or NumPy, applies nothing, leaves an optimizer or
         source unused, leaves out a trainable variable, or changes a variable that no checkpoint
         would hold.
     """
-    plan, where, own = Plan(groups, loss_of), f"{type(task).__name__}.step", []
+    groups, name, own = groups_by_name(optimizer), type(task).__name__, []
+    plan, where = Plan(groups, loss_of), f"{name}.step"
+    has_groups = any(len(of_name) > 1 for of_name in groups.values())
+    if traits_of(strategy).asynchronous and (has_step(task) or has_groups):
+        what = where if has_step(task) else "ParameterGroups"
+        raise ConfigError(
+            f"--strategy=parameter_server cannot run {what}: its workers make the updates of one "
+            "optimizer, each from a batch of its own. Use another strategy."
+        )
+    if not has_step(task) and list(pipelines) != [""]:
+        raise ConfigError(
+            f"{name} has no `step`, which several sources in Trainer.train_data need, got "
+            f"{', '.join(pipelines)}. Pass one, or give the task a method step(update, batch)."
+        )
     if has_step(task):
         rehearsal = _Rehearsal(task, plan, strategy, pipelines)
         before = states_of_generators(task)
@@ -159,20 +181,37 @@ def plan_of(
         applied, plan.batches, plan.calls = update.applied, update.taken, update.calls
     elif len(groups) > 1:
         raise ConfigError(
-            f"{type(task).__name__} has no `step`, which several optimizers need, got "
+            f"{name} has no `step`, which several optimizers need, got "
             f"{', '.join(groups)}. Pass one optimizer or ParameterGroups, or give the task a step."
         )
     else:
         plan.losses[BUILT_IN] = loss_of(task.per_example, "")
-        applied = [(name, trainable_variables(task.model), False) for name in groups]
+        applied = [(one, trainable_variables(task.model), False) for one in groups]
     plan.applied = _parts(groups, applied)
     for variable in [*(v.value for v in plan.trained), *own]:
         if not strategy.extended.variable_created_in_scope(variable):
             raise ConfigError(
-                f"The variable {variable.name!r} of {type(task).__name__} was created outside the "
+                f"The variable {variable.name!r} of {name} was created outside the "
                 "strategy's scope. Create the model and the task under `with strategy.scope():`."
             )
+    for source, pipeline in pipelines.items():
+        pipeline.batches_per_update = plan.batches[source]
+    plan.check_microbatches(next(iter(pipelines.values())).microbatches)
     return plan
+
+
+def not_updated(
+    task: Task, plan: Plan, layers: Sequence[keras.layers.Layer]
+) -> list[keras.Variable]:
+    """Returns the variables on which a loss may depend besides those of its gradient.
+
+    These are the frozen ones, or with a step of the task's own all of its layers and optimizers.
+    """
+    if has_step(task):
+        return [*plan.trained, *(v for layer in layers for v in layer.variables)]
+    own = [(layer, v) for layer in layers for v in layer._trainable_variables]
+    trained = {id(v) for layer, v in own if layer.trainable and v.trainable}
+    return [v for _, v in own if id(v) not in trained]
 
 
 def _parts(groups: Groups, applied: Sequence[tuple[str, Variables, bool]]) -> dict[str, Part]:

@@ -28,7 +28,6 @@ from ddl.step.state import TrainingState
 from ddl.step.sums import fixed_order_of_sums
 from ddl.tasks.parts import copies_of, layers_of
 from ddl.tasks.task import Task
-from ddl.training.building import probed_loss
 from ddl.training.checks import check_has_outputs
 from ddl.training.prediction import Predictions, TracedByForm, forward, joined, spec_of
 from ddl.training.probes import Probes
@@ -120,7 +119,7 @@ class Evaluations:
         spec = spec_of(pipeline)
         if spec not in self._losses:
             with self._workers.failing_together():
-                self._losses[spec] = probed_loss(self._probes, pipeline)
+                self._losses[spec] = self._probes.loss(pipeline)
         return self._losses[spec]
 
     @fixed_order_of_sums()

@@ -19,9 +19,9 @@ from ddl.step.compiled import Compiler
 from ddl.step.replicas import distributed_iterator
 from ddl.step.state import TrainingState
 from ddl.tasks.gather import Gathered
-from ddl.training.building import in_order
 from ddl.training.checks import check_has_outputs
 from ddl.training.device_errors import device_errors
+from ddl.training.other_data import in_order
 
 # Outputs in the structure that `predict` returns, and features by name, without padding.
 Rows = tuple[Any, dict[str, np.ndarray]]

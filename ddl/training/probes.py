@@ -56,7 +56,14 @@ from ddl.step.moving_statistics import allow_replica_writes
 from ddl.step.rows import tables_in
 from ddl.tasks.gather import Gathered, positions_of
 from ddl.tasks.parts import layers_of, models_of, variables_of
-from ddl.tasks.task import PerExample, Task, check_read, names_resembling_weight
+from ddl.tasks.task import (
+    LossFunction,
+    PerExample,
+    Task,
+    check_read,
+    evaluation_loss,
+    names_resembling_weight,
+)
 
 _EIGHT, _FOUR = 8, 4
 # Of the rows of one half the neighbours, mirror images and rows half a batch away lie in the other.
@@ -99,6 +106,28 @@ class Probes:
     _rows: Any = dataclasses.field(default_factory=weakref.WeakKeyDictionary)
     # Features named like weights that any loss has read.
     _read: set[str] = dataclasses.field(default_factory=set)
+
+    def loss(self, pipeline: BatchPipeline, function: LossFunction | None = None) -> Loss:
+        """Returns a loss after its probes.
+
+        Args:
+          pipeline: The examples.
+          function: A loss in training; None takes the loss of an evaluation.
+
+        Raises:
+          ConfigError: If the task cannot be evaluated, or as `form`.
+        """
+        task, training = self.task, function is not None
+        function = function or getattr(task, "per_example", None) or evaluation_loss(task)
+        if function is None:
+            raise ConfigError(
+                f"{type(task).__name__} cannot be evaluated. Give it a method evaluate(features) "
+                "that returns a ddl.PerExample, or leave out eval_data."
+            )
+        replicas = self.strategy.num_replicas_in_sync
+        loss = Loss(task, function, pipeline.global_batch_size, replicas)
+        loss.form = self.form(loss, pipeline, training)
+        return loss
 
     def form(self, loss: Loss, pipeline: BatchPipeline, training: bool) -> Form:
         """Probes a loss for training or for evaluation.

@@ -28,6 +28,8 @@ from ddl.step.compiled import Compiler
 from ddl.step.global_gradient import GlobalGradient
 from ddl.step.gradients import Limit, clips_by_name
 from ddl.step.moving_statistics import allow_replica_writes, statistics_of
+from ddl.step.overflow import known_loss_scale
+from ddl.step.planning import not_updated, plan_of
 from ddl.step.remat import recomputed
 from ddl.step.replicas import AllReduce
 from ddl.step.sharding import sharding_of
@@ -35,9 +37,10 @@ from ddl.step.state import TrainingState
 from ddl.step.train_step import TrainStep
 from ddl.tasks.parts import layers_of
 from ddl.tasks.task import StepTask, Task, check_task
-from ddl.training import building, checks
+from ddl.training import checks
 from ddl.training.evaluation import Evaluations
 from ddl.training.history import History
+from ddl.training.other_data import evaluation_pipeline
 from ddl.training.pace import Pace
 from ddl.training.prediction import Predictions, Rows, joined
 from ddl.training.probes import Probes
@@ -175,14 +178,17 @@ class Trainer:
         self.eval_pipeline: BatchPipeline | None = None
         named = {f"training data {n!r}" if n else "training data": one for n, one in train.items()}
         if eval_data is not None:
-            self.eval_pipeline = named["evaluation data"] = building.evaluation_pipeline(
+            self.eval_pipeline = named["evaluation data"] = evaluation_pipeline(
                 task, eval_data, "Trainer.eval_data", train, data_on_device
             )
         checks.check_same_data(workers, named)
         # ---------------------------------------------------------- losses
         optimizers = by_name(self.optimizer)
         probes = Probes(task, strategy, list(optimizers.values()))
-        plan = building.planned(self.optimizer, probes, train)
+        with workers.failing_together():
+            plan = plan_of(
+                task, self.optimizer, lambda of, name: probes.loss(train[name], of), strategy, train
+            )
         compiler = Compiler(jit_compile, strategy, "evaluation")
         self._predictions = Predictions(task, strategy, train, compiler)
         self._evaluations = Evaluations(
@@ -190,7 +196,7 @@ class Trainer:
         )
         # ---------------------------------------------------------- update
         layers = layers_of(task)  # with those that the probes have built
-        normalizing = building.normalizing_layers(plan)
+        normalizing = plan.normalizing
         self.normalizes = bool(normalizing)
         alone = batch_moments == "per_replica"
         checks.warn_of_batch_moments(normalizing, replicas if alone else 1, accumulation_steps)
@@ -202,7 +208,7 @@ class Trainer:
         all_reduce = AllReduce(strategy)
         updated, shards = {n: x.variables for n, x in plan.applied.items()}, shard_optimizer_state
         self.sharding = sharding_of(optimizers, updated, all_reduce, strategy, shards)
-        scale = building.known_loss_scale(loss_scale, layers, strategy)
+        scale = known_loss_scale(loss_scale, layers, strategy)
         rule, averaged = weight_average, [v.value for v in plan.trained]
         averaged += [v for v in moving if v.dtype.is_floating]
         self.averages = WeightAverages(rule, averaged, strategy) if rule else None
@@ -213,7 +219,7 @@ class Trainer:
             all_reduce=all_reduce,
             scales=scale is not None,
             moved_alone=statistics_of(normalizing, strategy) if alone else None,
-            complete=building.not_updated(task, plan, layers),
+            complete=not_updated(task, plan, layers),
             remat=recomputed(remat, task, strategy) if remat else None,
             by_rows={id(v) for n in updated if updates_rows(optimizers[n]) for v in updated[n]},
             sharding=self.sharding,
@@ -341,7 +347,7 @@ class Trainer:
         pipeline = self.eval_pipeline
         if data is not None:
             name = "The argument of evaluate"
-            pipeline = building.evaluation_pipeline(self.task, data, name, self.pipelines)
+            pipeline = evaluation_pipeline(self.task, data, name, self.pipelines)
         if pipeline is None:
             raise ConfigError(
                 "The Trainer has no evaluation data. Pass eval_data to its constructor, or data to "
