@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import gin
 
-from ddl.config import registry, statements, types, usage
+from ddl.config import registry, statements, usage
 from ddl.config.registry import calling
 from ddl.config.statements import MACRO, Binding, Import, Key, Reader, Texts, place
 
@@ -65,6 +65,8 @@ def load(
     modules = dict.fromkeys(registry.import_module(x) for x in found if isinstance(x, Import))
     usage.check_macros(given, reader.files, allowed_unused)
     registry.register_all()  # imports TensorFlow
+    from ddl.config import types  # and this typeguard, for which the faults above need not wait
+
     statements.raise_if_any(map(registry.bind, given))
     given = [one._replace(selector=registry.full_name(one.selector)) for one in given]
     bindings = {one[:3]: one for one in given}
@@ -134,12 +136,6 @@ def build_bound(name: str, parameter: str, convert: Callable[[Any], Any] | None 
     return calling(lambda: registry.build_bound(name, parameter, convert), built, _loaded.bindings)
 
 
-def values_taken(name: str, parameter: str) -> list[Any]:
-    """Returns the values of a parameter that the calls so far of a registered item have taken."""
-    taken = registry.operative_values().items()
-    return [value for (_, *key), value in taken if key == [registry.full_name(name), parameter]]
-
-
 def check_all_used(allowed_unused: Texts = ()) -> list[str]:
     """Checks that a call so far has used every binding and macro; see `ddl.config.usage`.
 
@@ -175,11 +171,11 @@ def places_mentioned(message: str) -> list[str]:
     Args:
       message: Text of an error that mentions names such as `RunPlan.train_steps` or `TRAIN_STEPS`.
     """
-    by = {re.escape(registry.shown(key)): binding for key, binding in _loaded.bindings.items()}
+    bindings = {} if re.search(r"(?m)^ *\S+:\d+: ", message) else _loaded.bindings
+    by = {re.escape(registry.shown(key)): binding for key, binding in bindings.items()}
     # Not as a part of a longer name.
     hits = [x for one, x in by.items() if re.search(rf"(?<![\w.@%/]){one}(?![\w/]|\.\w)", message)]
-    sources = [statements.source(one, _loaded.bindings) for one in hits]
-    own = [x for x in sources if not usage.is_allowed(x) and place(x.location) not in message]
+    own = [x for x in (statements.source(x, bindings) for x in hits) if not usage.is_allowed(x)]
     return list(dict.fromkeys(map(registry.line_of, own)))[:4]
 
 

@@ -7,6 +7,7 @@ without being called (`@name`) may be called at any later time, so its bindings 
 import fnmatch
 import re
 from collections.abc import Collection, Iterable, Sequence
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from ddl.config import registry, statements
@@ -76,7 +77,7 @@ def check_macros(given: Sequence[Binding], files: Texts, allowed: Texts | None) 
       allowed: Patterns of names that may be unused; None allows all.
 
     Raises:
-      ConfigError: Lists the macros that are not defined, a part of their own value, or unused.
+      ConfigError: Lists the macros that are not defined or unused, and values that need themselves.
     """
     macros = {one[:3]: one for one in given if one.selector == MACRO}
     used = [statements.SEED]
@@ -89,15 +90,30 @@ def check_macros(given: Sequence[Binding], files: Texts, allowed: Texts | None) 
                 hint = of_standard(macro.scope, files) or hint or f" Add a line {macro.scope} = …."
                 what = f"{macro!r} is not defined.{hint}"
                 problems.append(statements.complain(binding.location, what))
-        try:
-            statements.expand(binding.value, macros)
-        except RecursionError:
-            what = f"Macros in a cycle: %{binding.scope} -> {binding.value!r}. Give one a value."
-            problems.append(statements.complain(binding.location, what))
+    circle = _circle({one[:3]: one for one in given})
+    names = ", ".join(f"{registry.shown(one[:3])} = {one.value!r}" for one in circle)
+    what = f"This value needs itself, by {names}. Write a number or another value."
+    problems += [statements.complain(one.location, what) for one in circle if not is_allowed(one)]
     statements.raise_if_any(problems)
     if allowed is not None:
         found = [one for one in unused(macros, used).values() if not is_allowed(one, allowed)]
         raise_unused(found, used, files)
+
+
+def _circle(bindings: Bindings) -> list[Binding]:
+    """Returns bindings of which each calls the item of the next one, and the last one's the first.
+
+    Empty if there are none. A call in a scope counts the bindings of this scope alone.
+    """
+    graph: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+    for key, binding in bindings.items():
+        graph[key] = [one[:2] for one in references(binding.value) if one.evaluate]
+        graph.setdefault(key[:2], []).append(key)
+    try:
+        TopologicalSorter(graph).prepare()
+        return []
+    except CycleError as error:
+        return [bindings[key] for key in error.args[1][:0:-1] if key in bindings]
 
 
 def raise_unused(found: Sequence[Binding], used: Iterable[Key], files: Texts) -> None:

@@ -8,10 +8,11 @@ from tests.contract.commands import SMALL, assert_error, ddl_main, done
 NAMES = [
     ("TRAIN_STEPZ = 3", "own.gin:1", "TRAIN_STEPZ", "TRAIN_STEPS"),
     ("mlp.hiden_units = (8,)", "own.gin:1", "hiden_units", "hidden_units"),
-    ("SGD.momentun = 0.5", "own.gin:1", "momentun", "momentum"),
+    ("SGD.momentun = 0.5", "own.gin:1", "no parameter 'momentun'", "momentum"),
     ("Trainer.optimizer = @Adm()", "own.gin:1", "Adm", "Adam"),
     ("LEARNING_RATE = %LERNING_RATE", "own.gin:1", "%LERNING_RATE", "LEARNING_RATE"),
     ("A = %B\nB = %A", "own.gin:1", "%A", "%B"),
+    ("TRAIN_STEPS = @total_steps()", "own.gin:1", "itself", "total_steps.train_steps"),
     ("trian/images.split = 'train'", "own.gin:1", "trian", "train/images.split"),
     ("FAR = 3", "own.gin:1", "FAR", "used"),
     ("Adam.beta_1 = 0.9", "own.gin:1", "Adam", "used"),
