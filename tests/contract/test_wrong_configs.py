@@ -64,6 +64,7 @@ RANGES = [
     ("WARMUP_STEPS = 3\nWARMUP_EPOCHS = 0.1", "WARMUP_STEPS", "WARMUP_EPOCHS"),
     ("Retention.every = 6", "CHECKPOINT_EVERY", "6"),
     ("Retention.best_metric = 'acuracy'", "acuracy", "accuracy"),
+    ("Retention.best_metric = 'loss'\nRetention.best_mode = 'max'", "best_mode", "'min'", "'max'"),
     ("RunPlan.warm_start = @WarmStart()", "WarmStart", "checkpoint"),
     ("RunPlan.warm_start = @WarmStart()\nWarmStart.checkpoint = '/none'", "/none"),
     ("RunPlan.callbacks = [@Every()]\nEvery.steps = 0\nEvery.function = @mlp", "steps", "0"),
