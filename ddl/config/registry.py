@@ -153,8 +153,7 @@ def bind(one: Binding) -> str:
         *_, word = re.findall(r"'@?([\w./]+)(?:\(\))?'", what)
         if word == one.arg_name and (found := matches(one.selector)):
             what = f"{one.selector} has no parameter {word!r}."
-            of_each = [x.allowlist or inspect.signature(x.wrapped).parameters for x in found]
-            known = [name for names in of_each for name in names]
+            known = [*(found[0].allowlist or inspect.signature(found[0].wrapped).parameters)]
         hint = did_you_mean(word, known, cutoff=0.6) or " Correct it, or import its module."
         return complain(one.location, f"{what}{hint}")
 
