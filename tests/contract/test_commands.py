@@ -30,6 +30,7 @@ WITHOUT_TENSORFLOW = {
     "ddl chek": (1, ["chek", "train", "launch", "check"]),
     "ddl --gin_fil=a.gin": (1, ["gin_fil", "gin_file"]),
     f"ddl.main --gin_file={SMALL} --model_dir=run --strategy=miror": (1, ["miror", "mirrored"]),
+    f"ddl.main --gin_file={SMALL} --dry_run --gpus=-1": (1, ["--gpus", "'-1'"]),
     f"ddl.main --gin_file={SMALL} --dry_run --gin.SEED=%LOG_EVRY": (1, ["%LOG_EVRY", "LOG_EVERY"]),
 }
 
@@ -63,7 +64,6 @@ WRONG_FLAGS = [
     ([*RUN, "--mode=evaluate"], "mode", "train_and_eval"),
     ([*RUN, "--num_virtual_devices=0"], "num_virtual_devices", "0"),
     ([*RUN, "--num_virtual_devices=2"], "2 virtual devices", "4"),  # this process has 4
-    ([*RUN, "--gpus=x"], "--gpus", "'x'"),
     ([*RUN, "--gpus=99"], "GPU 99"),
     ([*RUN, "--steps_per_loop=0"], "steps_per_loop", "0"),
     ([*RUN, "--jit_compile=maybe"], "jit_compile", "auto"),
