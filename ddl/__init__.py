@@ -78,10 +78,7 @@ _NAMES = {
 _HOME = {name: f"ddl.{home}" for home, names in _NAMES.items() for name in names.split()}
 
 # Modules that `dir` shows; others can be had as well, such as `ddl.check`.
-_PUBLIC_MODULES = (
-    *("config", "data", "distribution", "errors", "layers", "metrics", "models", "optimizers"),
-    *("precision", "random", "tasks"),
-)
+_MODULES = "config data distribution errors layers metrics models optimizers precision random tasks"
 
 __all__ = [*_HOME, "__version__"]
 
@@ -95,4 +92,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_PUBLIC_MODULES])
+    return sorted([*__all__, *_MODULES.split()])

@@ -41,18 +41,22 @@ def build_placement(values: flags.FlagValues) -> "Placement | None":
         values.gin_allow_unused,
     )
 
+    import tensorflow as tf
+
     from ddl.distribution import parameter_servers
     from ddl.distribution.cluster import ClusterTimeouts
     from ddl.distribution.devices import configure_devices
     from ddl.distribution.strategies import build_strategy, choose_strategy
     from ddl.distribution.traits import TRAITS
+    from ddl.precision import set_tf32
     from ddl.run.plan import Placement
     from ddl.training.asynchronous import watch_tasks
 
     configure_devices(
         values.num_virtual_devices, gpus_of(values), deterministic_ops=values.deterministic_ops
     )
-    choose_tf32(values.tf32 == "on")
+    if tf.config.get_visible_devices("GPU"):
+        set_tf32(values.tf32 == "on")
     timeouts, limit = ClusterTimeouts(), values.worker_timeout
     if limit is not None:  # no reason to wait longer for a machine that does not answer
         timeouts = ClusterTimeouts(limit, min(limit, timeouts.peer), limit)
@@ -82,13 +86,3 @@ def return_freed_memory_of_server() -> None:
 
     if cluster_role().kind == "ps":
         os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
-
-
-def choose_tf32(enabled: bool) -> None:
-    """Sets the rounding of float32 on GPUs; without GPUs, TensorFlow's default stays."""
-    import tensorflow as tf
-
-    from ddl.precision import set_tf32
-
-    if tf.config.get_visible_devices("GPU"):
-        set_tf32(enabled)

@@ -8,32 +8,17 @@ fault, its location and the remedy. There is one config per process, since gin h
 import pprint
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import gin
 
-from ddl.config import registry, statements, types, usage
-from ddl.config.registry import calling
+from ddl.config import registry, statements, usage
+from ddl.config.registry import calling, shown
 from ddl.config.statements import MACRO, Binding, Import, Key, Reader, Texts, place
 
-
-class _Loaded(NamedTuple):
-    """A loaded config.
-
-    Attributes:
-      given: All bindings in the order of the files, with full names.
-      bindings: The effective bindings by key.
-      modules: The imported modules.
-      files: Absolute paths of the files read.
-    """
-
-    given: Sequence[Binding]
-    bindings: dict[Key, Binding]
-    modules: Texts
-    files: Texts
-
-
-_loaded = _Loaded((), {}, (), ())
+_given: Sequence[Binding] = ()  # all bindings in the order of the files, with full names
+_bindings: dict[Key, Binding] = {}  # the effective ones
+_modules: Texts = ()  # the imported ones
 
 
 def load(
@@ -55,21 +40,23 @@ def load(
     Raises:
       ConfigError: If a file or an imported module cannot be read, or a statement is invalid.
     """
-    global _loaded
-    _loaded = _Loaded((), {}, (), ())
+    global _given, _bindings, _modules
+    _given, _bindings, _modules = (), {}, ()
     gin.clear_config()
     reader = Reader(search_path)
     found = [statement for file in files for statement in reader.file(file)]
     found += [statement for param in params for statement in reader.text(param, "--gin_param")]
     given = [one for one in found if isinstance(one, Binding)]
     modules = dict.fromkeys(registry.import_module(x) for x in found if isinstance(x, Import))
-    usage.check_macros(given, reader.files, allowed_unused)
+    usage.check_macros(given, allowed_unused)
     registry.register_all()  # imports TensorFlow
+    from ddl.config import types  # and this typeguard, for which the faults above need not wait
+
     statements.raise_if_any(map(registry.bind, given))
     given = [one._replace(selector=registry.full_name(one.selector)) for one in given]
     bindings = {one[:3]: one for one in given}
     statements.raise_if_any(types.misfit(one, bindings) for one in bindings.values())
-    _loaded = _Loaded(given, bindings, [*modules], reader.files)
+    _given, _bindings, _modules = given, bindings, [*modules]
 
 
 def get_macro(name: str) -> Any:
@@ -81,7 +68,7 @@ def get_macro(name: str) -> Any:
     Raises:
       ConfigError: If its value cannot be built.
     """
-    return build(f"{name}/{MACRO}") if (name, MACRO, "value") in _loaded.bindings else None
+    return build(f"{name}/{MACRO}") if (name, MACRO, "value") in _bindings else None
 
 
 def set_macro(name: str, value: Any) -> None:
@@ -92,7 +79,7 @@ def set_macro(name: str, value: Any) -> None:
       value: A value that can be written to a config.
     """
     key = (name, MACRO, "value")
-    _loaded.bindings[key] = Binding(*key, value, None)
+    _bindings[key] = Binding(*key, value, None)
     gin.bind_parameter(key, value)
     get_macro(name)  # marks it as used
 
@@ -111,7 +98,7 @@ def build(name: str, *args: Any, **kwargs: Any) -> Any:
     Raises:
       ConfigError: If a value is missing or rejected; the TypeError or ValueError is its cause.
     """
-    return calling(lambda: gin.get_configurable(name)(*args, **kwargs), name, _loaded.bindings)
+    return calling(lambda: gin.get_configurable(name)(*args, **kwargs), name, _bindings)
 
 
 def build_bound(name: str, parameter: str, convert: Callable[[Any], Any] | None = None) -> Any:
@@ -131,13 +118,7 @@ def build_bound(name: str, parameter: str, convert: Callable[[Any], Any] | None 
       ConfigError: If a value is missing or rejected, as in `build`.
     """
     built = f"{name}.{parameter}"
-    return calling(lambda: registry.build_bound(name, parameter, convert), built, _loaded.bindings)
-
-
-def values_taken(name: str, parameter: str) -> list[Any]:
-    """Returns the values of a parameter that the calls so far of a registered item have taken."""
-    taken = registry.operative_values().items()
-    return [value for (_, *key), value in taken if key == [registry.full_name(name), parameter]]
+    return calling(lambda: registry.build_bound(name, parameter, convert), built, _bindings)
 
 
 def check_all_used(allowed_unused: Texts = ()) -> list[str]:
@@ -155,13 +136,13 @@ def check_all_used(allowed_unused: Texts = ()) -> list[str]:
       ConfigError: Lists the unused bindings and macros.
     """
     used = registry.operative_values()
-    unused = usage.unused(_loaded.bindings, used)
+    unused = usage.unused(_bindings, used)
     found = {k: b for k, b in unused.items() if not usage.is_allowed(b, allowed_unused)}
-    dropped = usage.superfluous(found, _loaded.given, _loaded.bindings)
-    usage.raise_unused([b for k, b in found.items() if k not in dropped], used, _loaded.files)
+    dropped = usage.superfluous(found, _given, _bindings)
+    usage.raise_unused([b for k, b in found.items() if k not in dropped], used, _given)
     for key in dropped:
-        del _loaded.bindings[key]
-    names = ", ".join(map(registry.shown, dropped))
+        del _bindings[key]
+    names = ", ".join(map(shown, dropped))
     by = " and ".join({place(binding.location): None for binding in dropped.values()})
     return [f"{by} replaces their items, so these have no effect: {names}."] if dropped else []
 
@@ -175,17 +156,15 @@ def places_mentioned(message: str) -> list[str]:
     Args:
       message: Text of an error that mentions names such as `RunPlan.train_steps` or `TRAIN_STEPS`.
     """
-    by = {re.escape(registry.shown(key)): binding for key, binding in _loaded.bindings.items()}
-    # Not as a part of a longer name.
-    hits = [x for one, x in by.items() if re.search(rf"(?<![\w.@%/]){one}(?![\w/]|\.\w)", message)]
-    sources = [statements.source(one, _loaded.bindings) for one in hits]
-    own = [x for x in sources if not usage.is_allowed(x) and place(x.location) not in message]
-    return list(dict.fromkeys(map(registry.line_of, own)))[:4]
+    bindings = {} if re.search(r"(?m)^ *\S+:\d+: ", message) else _bindings
+    words = {word.rstrip(".") for word in re.findall(r"[\w.@%/]+", message)}
+    hits = [statements.source(x, bindings) for k, x in bindings.items() if shown(k) in words]
+    return list(dict.fromkeys(registry.line_of(x) for x in hits if not usage.is_allowed(x)))[:4]
 
 
 def config_text() -> str:
     """Returns all effective bindings as config text, without overridden ones."""
-    return _text({key: binding.value for key, binding in _loaded.bindings.items()})
+    return _text({key: binding.value for key, binding in _bindings.items()})
 
 
 def operative_config_text() -> str:
@@ -198,9 +177,9 @@ def operative_config_text() -> str:
 
 def _text(values: Mapping[Key, Any]) -> str:
     """Returns the text that imports the modules and binds values: macros first, then by item."""
-    lines = [f"import {module}" for module in _loaded.modules]
+    lines = [f"import {module}" for module in _modules]
     for key in sorted(values, key=lambda key: (key[1] != MACRO, registry.short_name(key[1]), key)):
-        name = registry.shown(key)
+        name = shown(key)
         # Dicts keep their order. A continuation line must be indented deeper than the name.
         value = pprint.pformat(values[key], width=max(97 - len(name), 40), sort_dicts=False)
         lines.append(f"{name} = " + value.replace("\n", "\n    "))

@@ -15,7 +15,7 @@ from typing import Any
 
 from gin import config as gin_config
 
-from ddl.config.statements import MACRO, Binding, Import, Key, complain, nearest, place
+from ddl.config.statements import MACRO, Binding, Import, Key, complain, nearest, place, source
 from ddl.errors import ConfigError, DdlError, attributing_errors, did_you_mean, message_of, place_of
 
 # Modules whose public names a config may use: those of ddl as ddl.<name>, short <name>, but its
@@ -60,14 +60,20 @@ def register(name: str, prefix: str, names: str = "") -> None:
     """
     module = importlib.import_module(name)
     for each in names.split() or getattr(module, "__all__", dir(module)):
-        item, known = getattr(module, each), None
+        item = getattr(module, each)
         if hasattr(item, "from_preset"):
-            # keras-hub ignores an argument that none of the classes names; gin refuses it.
-            known = [p for x in item.__mro__[:-1] for p in inspect.signature(x).parameters]
             gin_config.external_configurable(item.from_preset, module=f"{prefix}.{each}")
         is_maker = inspect.isfunction(item) and prefix in ("ddl", "keras.applications")
         if inspect.isclass(item) or is_maker:
-            gin_config.external_configurable(item, module=prefix, allowlist=known)
+            gin_config.external_configurable(item, module=prefix, allowlist=_parameters(item))
+
+
+def _parameters(item: Any) -> list[str] | None:
+    """Returns what a class with **kwargs and its bases name; gin itself would bind any name."""
+    if inspect.getfullargspec(item).varkw is None:
+        return None
+    of_each = [inspect.getfullargspec(x.__init__) for x in getattr(item, "__mro__", [item])[:-1]]
+    return [name for spec in of_each for name in (*spec.args[1:], *spec.kwonlyargs)]
 
 
 def import_module(statement: Import) -> str:
@@ -146,8 +152,8 @@ def bind(one: Binding) -> str:
         known = [short_name(selector) for selector, _ in gin_config._REGISTRY.items()]
         *_, word = re.findall(r"'@?([\w./]+)(?:\(\))?'", what)
         if word == one.arg_name and (found := matches(one.selector)):
-            of_item = [x.allowlist or inspect.signature(x.wrapped).parameters for x in found]
-            known = [parameter for parameters in of_item for parameter in parameters]
+            what = f"{one.selector} has no parameter {word!r}."
+            known = [*(found[0].allowlist or inspect.signature(found[0].wrapped).parameters)]
         hint = did_you_mean(word, known, cutoff=0.6) or " Correct it, or import its module."
         return complain(one.location, f"{what}{hint}")
 
@@ -212,9 +218,9 @@ def calling(build: Callable[[], Any], name: str, bindings: Mapping[Key, Binding]
             if where != name and "\n  in call to" not in str(cause):
                 cause.args = (f"{cause}\n  in call to {where}",)
             raise cause.with_traceback(error.__traceback__) from cause.__cause__
-        full = [one.selector for one in matches(item)]
-        keys = [one for one in bindings if one[1] in full and nearest((scope, *one[1:]), [one])]
-        lines = [line_of(bindings[key]) for key in keys[-6:]]  # the last ones are the user's
+        keys = [k for k in bindings if k[1] == full_name(item) and nearest((scope, *k[1:]), [k])]
+        own = [bindings[key] for key in keys[-6:]]  # the last ones are the user's
+        lines = dict.fromkeys(line_of(x) for one in own for x in (one, source(one, bindings)))
         at = place_of(cause, user_packages())
         what = f"{item} cannot be built: {message_of(cause)}"
         raise ConfigError("\n".join([what, *lines, *([at.note] if at else [])])) from cause

@@ -94,11 +94,7 @@ def references(value: Any) -> list[Reference]:
 
 
 def expand(value: Any, bindings: Bindings) -> Any:
-    """Replaces every macro by its value; those without a value stay.
-
-    Raises:
-      RecursionError: If a macro is part of its own value.
-    """
+    """Replaces every macro by its value; those without a value stay."""
     if type(value) in (dict, list, tuple):
         return map_leaves(value, lambda leaf: expand(leaf, bindings))
     key = macro_key(value, bindings)
@@ -195,11 +191,3 @@ class Reader:
             what = f"Cannot parse this: {reason}. Write NAME = value with a number such as 0.05, "
             what += "'text', True, False, None, %NAME, @name() or a list, and no expression."
             raise ConfigError(complain(Location(file, row, None, lines[row - 1]), what)) from None
-
-
-def read_values(text: str) -> dict[str, tuple[Any, Any]]:
-    """Returns the values that a written text binds, as written and with macros expanded."""
-    found = Reader().text(text, "the saved config")
-    bindings = {one[:3]: one for one in found if isinstance(one, Binding)}
-    own = {"/".join(filter(None, (k[0], ".".join(k[1:])))): b.value for k, b in bindings.items()}
-    return {name: (value, expand(value, bindings)) for name, value in own.items()}

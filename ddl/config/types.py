@@ -70,8 +70,8 @@ def _stand_in(leaf: Any) -> Any:
         return leaf
     item = registry.matches(leaf.selector)[0].wrapped
     if not leaf.evaluate:
-        is_class = inspect.isclass(item)
-        return type(item.__name__, (item,), {"__init__": _uncalled}) if is_class else _uncalled
+        made = inspect.isclass(item) and type(item.__name__, (item,), {"__init__": _uncalled})
+        return made or _uncalled
     # A function of the user's that is annotated with a base class may return the wanted subclass.
     is_sure = inspect.isclass(item) or item.__module__.startswith("ddl.")
     product = item if inspect.isclass(item) else _signature(item).return_annotation

@@ -7,10 +7,11 @@ without being called (`@name`) may be called at any later time, so its bindings 
 import fnmatch
 import re
 from collections.abc import Collection, Iterable, Sequence
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from ddl.config import registry, statements
-from ddl.config.statements import MACRO, Binding, Bindings, Key, Texts, nearest, references
+from ddl.config.statements import MACRO, Binding, Bindings, Key, complain, nearest, references
 from ddl.errors import did_you_mean
 
 
@@ -67,16 +68,15 @@ def superfluous(
     return reasons
 
 
-def check_macros(given: Sequence[Binding], files: Texts, allowed: Texts | None) -> None:
+def check_macros(given: Sequence[Binding], allowed: Iterable[str] | None) -> None:
     """Checks that each macro is defined and referred to, for which no item needs to be registered.
 
     Args:
       given: All bindings.
-      files: Absolute paths of the files read.
       allowed: Patterns of names that may be unused; None allows all.
 
     Raises:
-      ConfigError: Lists the macros that are not defined, a part of their own value, or unused.
+      ConfigError: Lists the macros that are not defined or unused, and values that need themselves.
     """
     macros = {one[:3]: one for one in given if one.selector == MACRO}
     used = [statements.SEED]
@@ -86,42 +86,55 @@ def check_macros(given: Sequence[Binding], files: Texts, allowed: Texts | None) 
             used.append((macro.scope, MACRO, "value"))
             if not nearest(used[-1], macros) and not registry.is_constant(macro.scope):
                 hint = did_you_mean(macro.scope, [key[0] for key in macros])
-                hint = of_standard(macro.scope, files) or hint or f" Add a line {macro.scope} = …."
-                what = f"{macro!r} is not defined.{hint}"
-                problems.append(statements.complain(binding.location, what))
-        try:
-            statements.expand(binding.value, macros)
-        except RecursionError:
-            what = f"Macros in a cycle: %{binding.scope} -> {binding.value!r}. Give one a value."
-            problems.append(statements.complain(binding.location, what))
+                hint = of_standard(macro.scope, given) or hint or f" Add a line {macro.scope} = …."
+                problems.append(complain(binding.location, f"{macro!r} is not defined.{hint}"))
+    circle = _circle({one[:3]: one for one in given})
+    names = ", ".join(f"{registry.shown(one[:3])} = {one.value!r}" for one in circle)
+    what = f"This value needs itself, by {names}. Write a number or another value."
+    problems += [complain(one.location, what) for one in circle if not is_allowed(one)]
     statements.raise_if_any(problems)
-    if allowed is not None:
-        found = [one for one in unused(macros, used).values() if not is_allowed(one, allowed)]
-        raise_unused(found, used, files)
+    found = () if allowed is None else unused(macros, used).values()
+    raise_unused([one for one in found if not is_allowed(one, allowed or ())], used, given)
 
 
-def raise_unused(found: Sequence[Binding], used: Iterable[Key], files: Texts) -> None:
+def _circle(bindings: Bindings) -> list[Binding]:
+    """Returns bindings of which each calls the item of the next one, and the last one's the first.
+
+    Empty if there are none. A call in a scope counts the bindings of this scope alone.
+    """
+    graph: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+    for key, binding in bindings.items():
+        graph[key] = [one[:2] for one in references(binding.value) if one.evaluate]
+        graph.setdefault(key[:2], []).append(key)
+    try:
+        TopologicalSorter(graph).prepare()
+        return []
+    except CycleError as error:
+        return [bindings[key] for key in error.args[1][:0:-1] if key in bindings]
+
+
+def raise_unused(found: Sequence[Binding], used: Iterable[Key], given: Sequence[Binding]) -> None:
     """Raises ConfigError that lists the unused bindings with a suggestion, if there are any.
 
     Args:
       found: The unused bindings.
       used: Keys of what is used.
-      files: Absolute paths of the files read.
+      given: All bindings.
     """
     lines = []
     for name, location in ((registry.shown(one[:3]), one.location) for one in found[:20]):
-        hint = of_standard(name, files) or did_you_mean(name, map(registry.shown, used))
+        hint = of_standard(name, given) or did_you_mean(name, map(registry.shown, used))
         hint = hint or " Nothing refers to it, or another binding, a flag or a caller sets it."
-        lines.append(statements.complain(location, f"{name} is never used.{hint}"))
+        lines.append(complain(location, f"{name} is never used.{hint}"))
     remedy = f"Remove the unused bindings ({len(found)}), or allow them by --gin_allow_unused."
     statements.raise_if_any([*lines, remedy] if lines else ())
 
 
-def of_standard(name: str, files: Texts) -> str:
+def of_standard(name: str, given: Sequence[Binding]) -> str:
     """Returns the advice to include standard.gin if it defines a macro and was not read; or ""."""
-    standard = statements.PACKAGE / "standard.gin"
-    defined = re.search(rf"(?m)^{re.escape(name)} =", standard.read_text())
-    return " Add include 'standard.gin'." if defined and str(standard) not in files else ""
+    text = (statements.PACKAGE / "standard.gin").read_text()
+    lacks = re.search(rf"(?m)^{re.escape(name)} =", text) and not any(map(is_allowed, given))
+    return " Add include 'standard.gin'." if lacks else ""
 
 
 def is_allowed(binding: Binding, patterns: Iterable[str] = ()) -> bool:

@@ -224,12 +224,11 @@ class EarlyStopping:
         best = max(finite, key=lambda place: (1 - 2 * falls) * values[place], default=-1)
         if len(rows) - 1 - best < self.patience:
             return ""
-        name = self.metric.replace("_", " ")
         if best < 0:
-            return f"{name} was not a number in {self.patience} evaluations"
+            return f"{self.metric} was not a number in {self.patience} evaluations"
         return (
-            f"{name} has not improved on {values[best]:.6g}, of step {rows[best]['step']:,}, in "
-            f"{self.patience} evaluations"
+            f"{self.metric} has not improved on {values[best]:.6g}, of step "
+            f"{rows[best]['step']:,}, in {self.patience} evaluations"
         )
 
 

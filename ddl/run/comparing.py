@@ -17,11 +17,10 @@ import ddl
 from ddl import config
 from ddl.checkpoints.directory import naming
 from ddl.config.registry import user_packages
-from ddl.config.statements import read_values
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.optimizers.groups import by_name
-from ddl.run.directory import RunDirectory
+from ddl.run.directory import RunDirectory, read_values
 from ddl.training.trainer import Trainer
 
 # A resumed run may change what these own, which leaves its updates the same. Any other difference

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ddl.checkpoints.directory import naming, write_atomically
-from ddl.config.statements import MACRO, read_values
+from ddl.config.statements import MACRO, Binding, Reader, expand
 from ddl.errors import ModelDirectoryError, NotReady
 
 _MACRO = f"/{MACRO}.value"  # end of the name of a binding
@@ -122,3 +122,11 @@ def lock_folder(path: Path, name: str) -> int:
     except OSError:
         pass  # some network file systems have no locks
     return descriptor
+
+
+def read_values(text: str) -> dict[str, tuple[Any, Any]]:
+    """Returns the values that a written text binds, as written and with macros expanded."""
+    found = Reader().text(text, "the saved config")
+    bindings = {one[:3]: one for one in found if isinstance(one, Binding)}
+    own = {"/".join(filter(None, (k[0], ".".join(k[1:])))): b.value for k, b in bindings.items()}
+    return {name: (value, expand(value, bindings)) for name, value in own.items()}

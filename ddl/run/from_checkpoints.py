@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from absl import logging
 
@@ -104,13 +105,10 @@ def evaluate_restored(trainer: Trainer, files: Files, console: RunConsole) -> di
 
 def _has(files: Files, step: int, figures: Mapping[str, float]) -> bool:
     """Returns whether metrics.jsonl has these figures of an evaluation, up to rounding."""
-    for row in files.json_lines.rows():
-        if row["step"] == step and row.get("split") == "eval":
-            known: list[Any] = [row.get(name) for name in figures]
-            pairs = zip(known, figures.values(), strict=True)
-            if None not in known and all(math.isclose(a, b, rel_tol=1e-5) for a, b in pairs):
-                return True
-    return False
+    rows = [row for row in files.json_lines.rows() if row["step"] == step]
+    known = [[row.get(name) for name in figures] for row in rows if row.get("split") == "eval"]
+    values = np.array([*figures.values()])  # None becomes NaN, which equals nothing
+    return any(np.allclose(np.array(one, float), values, rtol=1e-5, atol=0) for one in known)
 
 
 def follow(trainer: Trainer, files: Files, timeout: float, total: int, console: RunConsole) -> None:

@@ -55,7 +55,11 @@ class Run:
         self._workers = Workers(trainer.strategy)
         self._checkpoints = None if self.files is None else self.files.checkpoints
         self._total = self.plan.total_steps(trainer)
-        check_profile(self.profile, self._total)
+        if self.profile and not 0 <= self.profile[0] < self.profile[1] <= self._total:
+            raise ConfigError(
+                "profile must be two steps of the run, the smaller one first, such as (100, 110), "
+                f"got {self.profile!r:.60} for {self._total:,} steps."
+            )
         self._profile = Profile(self.files, self.profile, trainer, self.console.line)
         self._writers: list[Writer] = []
         # The latest figures, with their step.
@@ -325,15 +329,6 @@ def warm_start(trainer: Trainer, run_plan: RunPlan, console: RunConsole) -> None
         if trainer.model is None:
             raise ConfigError("WarmStart needs a task with a `model`. Remove RunPlan.warm_start.")
         console.line(str(run_plan.warm_start.apply(trainer.model, trainer.averages)))
-
-
-def check_profile(steps: tuple[int, int] | None, total: int) -> None:
-    """Raises ConfigError if the steps to profile are no range of steps of a run; None passes."""
-    if steps is not None and not 0 <= steps[0] < steps[1] <= total:
-        raise ConfigError(
-            "profile must be two steps of the run, the smaller one first, such as (100, 110), got "
-            f"{steps!r:.60} for {total:,} steps."
-        )
 
 
 class Profile:

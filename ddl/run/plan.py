@@ -17,6 +17,7 @@ from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.checkpoints.directory import Retention
 from ddl.checkpoints.warm_start import WarmStart
 from ddl.choices import JitCompile, check_count
+from ddl.config import registry
 from ddl.data.conversion import sources_by_name
 from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.workers import Workers
@@ -155,8 +156,9 @@ def _converted(data: Any) -> Any:
 def check_lengths(trainer: Trainer) -> None:
     """Raises ConfigError if `@steps_per_epoch()` counted other batches than the trainer reads."""
     reads = next(iter(trainer.pipelines.values())).batches_per_update
-    for given in config.values_taken("steps_per_epoch", "batches_per_update"):
-        if given != reads:
+    name = registry.full_name("steps_per_epoch")
+    for key, given in registry.operative_values().items():
+        if key[1:] == (name, "batches_per_update") and given != reads:
             raise ConfigError(
                 f"steps_per_epoch.batches_per_update must be {reads}, by the batches of each "
                 f"update (update.next), got {given}. Add steps_per_epoch.batches_per_update = "

@@ -79,7 +79,9 @@ def find_learning_rate(
             optimizer.learning_rate.assign(before)
     rates = rates[: len(losses)]
     # A single huge loss at the end would hide all others.
-    smoothed = _smooth(np.minimum(losses, 4 * abs(losses[0])), width=0.03 * steps)
+    places, capped = np.arange(len(losses)), np.minimum(losses, 4 * abs(losses[0]))
+    weights = np.exp(-0.5 * ((places[:, None] - places) / (0.03 * steps)) ** 2)
+    smoothed = weights @ capped / weights.sum(axis=1)
     falls = smoothed.min() < 0.95 * smoothed[0]  # else the slope is noise
     steepest = float(rates[np.argmin(np.gradient(smoothed))]) if falls else None
     return RangeTest(rates, np.array(losses), smoothed, steepest)
@@ -97,10 +99,3 @@ def _optimizer_of(trainer: Trainer) -> keras.optimizers.Optimizer:
             f"such as SGD(0.1), got {1 + len(others)} optimizers and {type(rate).__name__}."
         )
     return optimizer
-
-
-def _smooth(values: np.ndarray, width: float) -> np.ndarray:
-    """Returns the mean around each value, weighted by a Gaussian of a standard deviation."""
-    places = np.arange(len(values))
-    weights = np.exp(-0.5 * ((places[:, None] - places) / width) ** 2)
-    return weights @ values / weights.sum(axis=1)

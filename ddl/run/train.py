@@ -22,7 +22,7 @@ from ddl.run.callbacks import AfterEvaluation, AfterSave, Every
 from ddl.run.comparing import check_same_on_all, compare_with_saved_config
 from ddl.run.directory import RunDirectory
 from ddl.run.from_checkpoints import evaluate_restored, export, exported_models, follow
-from ddl.run.loop import Run, check_profile, warm_start
+from ddl.run.loop import Run, warm_start
 from ddl.run.plan import Files, Placement, RunPlan, build
 from ddl.run.predicting import check_predicts, predict
 from ddl.run.writers import RunConsole
@@ -87,7 +87,6 @@ def run(
     dropped = config.check_all_used(allow_unused)
     if trains:
         run_plan.check(trainer)
-        check_profile(profile, total)
     if mode == "predict":
         if predictions is None:
             raise ConfigError("--mode=predict needs --predictions=FILE, got none. Pass it.")

@@ -37,7 +37,7 @@ class Writer(Protocol):
 
         Args:
           step: Updates made.
-          epoch: Passes over the training data.
+          epoch: Passes over the training data; 0 if their length is unknown.
           split: `train` or `eval`.
           values: Metrics by name.
         """
@@ -176,7 +176,7 @@ class TensorBoardWriter:
 
     def write(self, step: int, epoch: float, split: str, values: Mapping[str, float]) -> None:
         """See `Writer`. The figures of the machine are on a page of their own, `time`."""
-        scalars = {"epoch": epoch}
+        scalars = {"epoch": epoch} if epoch else {}
         for name, value in values.items():
             is_time = name == EXAMPLES_PER_SECOND or is_measured(name)
             scalars[f"time/{name}" if is_time else name] = value
@@ -278,7 +278,8 @@ class RunConsole:
 
     def write(self, step: int, epoch: float, split: str, values: Mapping[str, float]) -> None:
         """Prints metrics as a line; see `Writer`."""
-        self.line(f"step {step:,} · epoch {epoch:.2f} · {split} · {format_figures(values)}")
+        passes = f" · epoch {epoch:.2f}" if epoch else ""
+        self.line(f"step {step:,}{passes} · {split} · {format_figures(values)}")
 
     def close(self) -> None:
         """Stops the progress bar and leaves it on the screen."""

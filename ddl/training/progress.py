@@ -159,9 +159,8 @@ def format_figures(figures: Mapping[str, float]) -> str:
 
 
 def _formatted(name: str, value: float) -> str:
-    words = name.replace("_", " ")
     if name == EXAMPLES_PER_SECOND:
         return f"{value:,.0f} examples/s"
     if name in (LOSS_SCALE, SKIPPED_UPDATES):
-        return f"{words} {value:,.0f}"
-    return f"{words} {value:.4f}" if name.endswith("accuracy") else f"{words} {value:.4g}"
+        return f"{name} {value:,.0f}"
+    return f"{name} {value:.4f}" if name.endswith("accuracy") else f"{name} {value:.4g}"

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 import ddl
-from ddl.checking import Report, TrainerOfConfig, check, checked
+from ddl.checking import Report, check, checked
 from ddl.checking.from_config import first_examples
 from ddl.checking.report import CAUSES, ONE, RESUMED, TWO
 from ddl.errors import ConfigError
 from tests.checking import tasks
-from tests.conftest import make_strategy
 
 Resuming = checked.Resuming
 
@@ -77,16 +76,6 @@ def test_what_is_not_checked_is_said(monkeypatch):
 
 
 # ------------------------------------------------------------ configs and the command
-
-
-def test_the_trainer_of_a_config_has_few_examples_in_float64():
-    make = TrainerOfConfig(("configs/digits_mlp.gin",))
-    strategy = make_strategy("mirrored", 2)
-    with strategy.scope():
-        first, second = make(strategy), make(strategy)
-    assert first.model is not second.model
-    assert first.steps_per_epoch == 3
-    assert {w.dtype for w in first.model.weights} == {"float64"}
 
 
 @pytest.mark.parametrize(("rows", "kept"), [(100, 41), (33, 33), (20, 20), (3, 3)])

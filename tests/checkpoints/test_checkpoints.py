@@ -1,7 +1,7 @@
 """Saving and restoring a Trainer beside what tests/contract/test_resume.py shows."""
 
+import contextlib
 import json
-import threading
 
 import keras
 import numpy as np
@@ -170,8 +170,28 @@ class TwoWorkers:
     def barrier(self):
         pass
 
+    @contextlib.contextmanager
     def failing_together(self):
-        return threading.RLock()
+        self.together = True
+        yield
+        self.together = False
+
+
+@pytest.mark.parametrize("part", ["differences", "assign"])
+def test_a_misfit_of_one_worker_fails_on_all(tmp_path, trainer, other, monkeypatch, part):
+    saved_at(tmp_path, trainer, 1)
+    checkpoints, seen = Checkpoints(tmp_path, other), []
+    checkpoints._workers = TwoWorkers()
+    original = getattr(contents, part)
+
+    def noted(*given):
+        seen.append(checkpoints._workers.together)
+        return original(*given)
+
+    monkeypatch.setattr(contents, part, noted)
+    checkpoints.restore_model()
+    checkpoints.restore_latest()
+    assert seen == [True, True]
 
 
 def test_a_worker_with_another_folder_is_found(tmp_path, trainer, other):

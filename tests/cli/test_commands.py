@@ -38,29 +38,6 @@ def test_flags_with_several_values_keep_their_order():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--ginger=1"], "Unknown command line flag 'ginger'"),
-        (["--steps_per_loop=3", "--steps_per_loop", "4"], "=4: already defined as 3"),
-        (["--gin_allow_unused=3", "--gin_allow_unused=4"], r"=4: already defined as \['3'\]"),
-        (["--dry_run", "--nodry_run"], "--dry_run=false: already defined as True"),
-    ],
-)
-def test_wrong_arguments(arguments, message):
-    with pytest.raises(flags.Error, match=message):
-        parsed(*arguments)
-
-
-def test_help_lists_the_flags_and_no_others(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        parsed("--nonsense", "-h")
-    shown = capsys.readouterr().out
-    assert "--worker_timeout" in shown
-    assert "--flagfile" not in shown
-    assert parsed("--gin_param=--help").gin_param == ["--help"]
-
-
-@pytest.mark.parametrize(
     ("error", "exit_", "status", "message"),
     [
         (flags.Error("No flag."), SystemExit, 1, "No flag.\nRun the command with --help"),

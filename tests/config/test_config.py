@@ -3,7 +3,6 @@
 tests/contract/test_wrong_configs.py has the table of common mistakes.
 """
 
-import subprocess
 import sys
 
 import pytest
@@ -81,9 +80,6 @@ def test_an_error_of_a_call_names_its_bindings(load):
         config.build("Trial")
     load("Trial.other = @pictures()")
     with pytest.raises(ConfigError, match="pictures cannot be built: .*missing.*'split'"):
-        config.build("Trial")
-    load("Trial.other = @Trial()")
-    with pytest.raises(ConfigError, match="Trial cannot be built: RecursionError"):
         config.build("Trial")
 
 
@@ -207,10 +203,3 @@ def test_a_module_beside_its_config_is_found(tmp_path, write, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     config.load([write("import beside_it\nfrom_beside.x = 3", "far/run.gin")])
     assert config.build("from_beside") == 3
-
-
-def test_importing_config_does_not_import_tensorflow():
-    program = (
-        "import sys, ddl.config; sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)

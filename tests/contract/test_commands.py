@@ -8,12 +8,12 @@ import pytest
 
 from tests.contract.commands import FOUR_DEVICES, SMALL, assert_error, ddl_main, done, lines, small
 
-# The flags of ddl.main. A single one for the timeout of workers, worker_timeout, is to come.
+# The flags of ddl.main.
 FLAGS = (
     *("gin_file", "gin_param", "gin_bindings", "gin_search_path", "gin_allow_unused"),
     *("model_dir", "mode", "checkpoint", "predictions", "follow_timeout", "dry_run"),
     *("strategy", "cluster", "num_virtual_devices", "gpus", "deterministic_ops", "tf32"),
-    *("jit_compile", "shard_optimizer_state", "steps_per_loop", "profile"),
+    *("jit_compile", "shard_optimizer_state", "steps_per_loop", "profile", "worker_timeout"),
 )
 # An import of TensorFlow or Keras fails in such a process.
 GUARD = "import runpy, sys; sys.modules['tensorflow'] = sys.modules['keras'] = None; "
@@ -30,6 +30,8 @@ WITHOUT_TENSORFLOW = {
     "ddl chek": (1, ["chek", "train", "launch", "check"]),
     "ddl --gin_fil=a.gin": (1, ["gin_fil", "gin_file"]),
     f"ddl.main --gin_file={SMALL} --model_dir=run --strategy=miror": (1, ["miror", "mirrored"]),
+    f"ddl.main --gin_file={SMALL} --dry_run --gpus=-1": (1, ["--gpus", "'-1'"]),
+    f"ddl.main --gin_file={SMALL} --dry_run --gin.SEED=%LOG_EVRY": (1, ["%LOG_EVRY", "LOG_EVERY"]),
 }
 
 
@@ -53,6 +55,8 @@ WRONG_FLAGS = [
     ([], "--model_dir"),
     ([*RUN, "extra"], "'extra'"),
     ([*RUN, "--model_dir=other"], "model_dir"),
+    ([*RUN, "--dry_run", "--nodry_run"], "dry_run", "already defined"),
+    ([*RUN, "--gin_allow_unused=3", "--gin_allow_unused=4"], "already defined as ['3']"),
     (["--model_dir="], "--model_dir", "empty"),
     ([*RUN, "--gin_file=absent.gin"], "absent.gin"),
     ([*RUN, "--gin_param=LOG_EVRY = 3"], "LOG_EVRY", "LOG_EVERY"),
@@ -60,7 +64,6 @@ WRONG_FLAGS = [
     ([*RUN, "--mode=evaluate"], "mode", "train_and_eval"),
     ([*RUN, "--num_virtual_devices=0"], "num_virtual_devices", "0"),
     ([*RUN, "--num_virtual_devices=2"], "2 virtual devices", "4"),  # this process has 4
-    ([*RUN, "--gpus=x"], "--gpus", "'x'"),
     ([*RUN, "--gpus=99"], "GPU 99"),
     ([*RUN, "--steps_per_loop=0"], "steps_per_loop", "0"),
     ([*RUN, "--jit_compile=maybe"], "jit_compile", "auto"),
@@ -109,7 +112,6 @@ def test_strategies_and_their_replicas(strategy, replicas):
 
 
 def test_a_dry_run_shows_the_plan_and_leaves_nothing(tmp_path, monkeypatch):
-    """It is also to evaluate, save, restore and call each callback once, which is to come."""
     monkeypatch.chdir(tmp_path)
     warmed = ("SCALING_RULE = 'linear'", "BASE_BATCH_SIZE = 32", "WARMUP_STEPS = 4")
     ended = done(None, *warmed, flags=("--model_dir=run", *FOUR_DEVICES))

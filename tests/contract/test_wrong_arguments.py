@@ -231,7 +231,9 @@ MISTAKES = [
     ("ddl.fit(trainer())", "train_steps", "train_epochs"),
     ("ddl.fit(trainer(), train_steps=1, train_epochs=1)", "train_steps", "train_epochs"),
     ("ddl.fit(trainer(), train_steps=1, log_every=0)", "log_every", "0"),
+    ("ddl.fit(trainer(), train_steps=2.5)", "train_steps", "2.5"),
     ("ddl.fit(trainer(), train_steps=1, restore_best=True)", "restore_best", "model_dir"),
+    ("ddl.fit(trainer(), train_steps=1, profile=(0, 1))", "profile", "model_dir"),
     ("ddl.gather(tf.ones([8]))", "ddl.gather", "loss"),
     # strategies
     ("trainer(ddl.Classification(network()), strategy=make_strategy('mirrored', 2))", "scope"),

@@ -144,6 +144,14 @@ def test_no_restart_where_it_is_not_wanted_or_makes_no_sense(play, capsys, statu
     assert ("No restart: " in errors) == bool(why)
 
 
+def test_restarts_count_anew_when_the_newest_step_grows(play, monkeypatch):
+    found = iter([-1, 4, 8, 8, 8])
+    monkeypatch.setattr(cluster, "newest_step", lambda checkpoints: next(found))
+    status, script = play(*[("worker 1", 3), signal.SIGQUIT] * 4, max_restarts=1)
+    assert status == 3
+    assert len(script.started) == 6  # at the third death in a row no newer checkpoint is there
+
+
 def test_a_worker_of_parameter_servers_is_restarted_alone(play, capsys):
     status, script = play(("worker 1", KILLED), ("chief", 0), servers=1, max_restarts=1)
     assert status == 0

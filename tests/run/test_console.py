@@ -15,10 +15,12 @@ def test_a_line_for_each_log_where_there_is_no_terminal():
     console, text = plain()
     console.start(0, 100)
     console.advance(50, lambda: {"loss": 1.0})
-    console.write(50, 0.5, "train", {"accuracy": 0.5, "loss": 1.0, "examples_per_second": 1234.5})
+    console.write(50, 0.5, "train", {"far_off": 0.5, "loss": 1.0, "examples_per_second": 1234.5})
+    console.write(60, 0.0, "eval", {"accuracy": 0.5})  # data without an end have no epochs
     console.close()
     assert text.getvalue() == (
-        "step 50 · epoch 0.50 · train · loss 1 · accuracy 0.5000 · 1,234 examples/s\n"
+        "step 50 · epoch 0.50 · train · loss 1 · far_off 0.5 · 1,234 examples/s\n"
+        "step 60 · eval · accuracy 0.5000\n"
     )
 
 

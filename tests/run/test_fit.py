@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ddl import Every
-from ddl.errors import ConfigError, ModelDirectoryError, TrainingInterrupted
+from ddl.errors import ModelDirectoryError, TrainingInterrupted
 from tests.run.small import fit, lines, make_trainer
 
 
@@ -82,18 +82,3 @@ def test_the_best_weights_are_restored(tmp_path, capsys):
     assert trainer.step == 4
     assert "the best checkpoint's weights, of step 4" in capsys.readouterr().out
     assert trainer.history[-1]["step"] == 8
-
-
-@pytest.mark.parametrize(
-    "plan",
-    [{"restore_best": True}, {"profile": (1, 2)}],
-    ids=str,
-)
-def test_what_writes_needs_a_directory(plan):
-    with pytest.raises(ConfigError, match="need a directory"):
-        fit(make_trainer(), None, **plan)
-
-
-def test_numbers_of_other_types_are_refused():
-    with pytest.raises(ConfigError, match=r"train_steps must be an integer .*, got 2.5"):
-        fit(make_trainer(), None, train_steps=2.5)

@@ -1,6 +1,5 @@
 """Whole runs in this process: their lengths, what a resumed config may change, the dry run."""
 
-import json
 from pathlib import Path
 
 import gin
@@ -11,6 +10,7 @@ from ddl import config
 from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.run import train
 from tests.conftest import make_strategy
+from tests.run.small import lines
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 DIGITS_MLP = {"gin_file": "digits_mlp.gin"}
@@ -29,11 +29,6 @@ def run(model_dir, *params, strategy=("one_device", 1), gin_file="digits_cnn.gin
     train.run(placement, None if model_dir is None else str(model_dir), **arguments)
 
 
-def metrics(model_dir, split):
-    lines = [json.loads(line) for line in (model_dir / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["split"] == split]
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     model_dir = tmp_path_factory.mktemp("finished") / "run"
@@ -44,7 +39,7 @@ def finished(tmp_path_factory):
 
 def test_lengths_that_the_run_knows_are_periods_too(finished):
     for split in ("train", "eval"):
-        assert [line["step"] for line in metrics(finished, split)] == [23, 46]
+        assert [line["step"] for line in lines(finished, [split])] == [23, 46]
 
 
 def test_a_resumed_run_may_change_its_plan_and_no_update(finished):
@@ -56,13 +51,12 @@ def test_a_resumed_run_may_change_its_plan_and_no_update(finished):
     assert "TRAIN_STEPS" not in message
     assert "LOG_EVERY" not in message
     run(finished, *plan, **DIGITS_MLP)
-    assert metrics(finished, "train")[-1]["step"] == 50
+    assert lines(finished, ["train"])[-1]["step"] == 50
 
 
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        (["TRAIN_STEPS = @total_steps()"], "RunPlan cannot be built: Recursion.*TRAIN_STEPS"),
         (
             ["GLOBAL_BATCH_SIZE = @steps_per_epoch()"],
             "global_batch_size is needed to .*steps_per_epoch",
