@@ -9,7 +9,7 @@ EXTRAS := .venv-extras
 NEEDS_PYTHON = test -n "$(PYTHON)" || { echo "ddl needs Python 3.11, 3.12 or 3.13; none was found. Set PYTHON=/path/to/python." >&2; exit 1; }
 UV := uv>=0.9,<1
 
-.PHONY: demo test release-check table extras lowest bench lint check api lock clean
+.PHONY: demo test coverage release-check table extras lowest bench lint check api lock clean
 
 demo: $(VENV)/.installed
 	rm -rf runs/demo
@@ -18,6 +18,13 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=30 --durations-min=5
+
+# The share of the lines of ddl/ that the tests run, also in processes of their own. Slower than the tests alone.
+coverage: $(VENV)/.installed
+	rm -f .coverage .coverage.*
+	-$(BIN)/coverage run -m pytest -n $(WORKERS) --dist worksteal
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
 
 # The check before a release: the table of parity, the tests of large extras, and some tests with the lowest versions allowed.
 release-check: table extras lowest
@@ -92,4 +99,4 @@ $(VENV)/.installed: pyproject.toml requirements.lock
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(LOWEST) $(EXTRAS) benchmarks/peers runs/demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) $(EXTRAS) benchmarks/peers runs/demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.*

@@ -73,7 +73,7 @@ def measure(options: Options) -> Report:
         for case in options.chosen(cases):
             given = dataclasses.replace(case, replicas=2) if name == MIRRORED else case
             all_contenders[f"{name}, {case}"] = Contender(f"benchmarks.{function}", given)
-    processes, rounds = (1, 1) if options.quick else (5, 3)
+    processes, rounds = (1, 1) if options.quick else (3, 2)
     times, notes = harness.compare(all_contenders, processes, rounds)
 
     def ratio(one: str, other: str) -> harness.Cell:

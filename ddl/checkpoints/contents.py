@@ -124,7 +124,7 @@ def check_covers(values: Iterable[Value], used: Iterable[tf.Variable]) -> None:
     held = {id(copy.handle) for value in values for copy in copies_of(value.variable)}
     if lost := sorted({_name(v) for v in used if id(v.handle) not in held}):
         raise ConfigError(
-            f"The training step uses the variables {some(lost)}, which no checkpoint would hold. "
+            f"The update uses the variables {some(lost)}, which no checkpoint would hold. "
             "Keep each one in an attribute of the task or of a layer."
         )
 

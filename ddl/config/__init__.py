@@ -144,7 +144,7 @@ def check_all_used(allowed_unused: Texts = ()) -> list[str]:
         del _bindings[key]
     names = ", ".join(map(shown, dropped))
     by = " and ".join({place(binding.location): None for binding in dropped.values()})
-    return [f"{by} replaces their items, so these have no effect: {names}."] if dropped else []
+    return [f"{by} replaced their items, so these have no effect: {names}."] if dropped else []
 
 
 def places_mentioned(message: str) -> list[str]:

@@ -15,7 +15,7 @@ from keras.optimizers.schedules import LearningRateSchedule
 
 from ddl.errors import ConfigError
 
-# Arguments of Keras's optimizers that act per replica, before the all-reduce or per micro-step, and
+# Arguments of Keras's optimizers that act per replica, before the all-reduce or per microbatch, and
 # the alternative in ddl.
 _OURS_INSTEAD = {
     "clipnorm": "Use the Trainer's clip_norm, which applies to the global gradient.",

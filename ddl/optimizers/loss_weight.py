@@ -14,7 +14,7 @@ from ddl.optimizers.learning_rate import Rate, in_float64
 
 
 class LossWeight:
-    """A weight that the training step determines. Keep it in an attribute of the task.
+    """A weight that follows the step. Keep it in an attribute of the task.
 
         self.kl = ddl.LossWeight(keras.optimizers.schedules.PolynomialDecay(0.0, 1000, 1.0))
         …

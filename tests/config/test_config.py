@@ -145,7 +145,7 @@ def test_bindings_of_what_was_replaced_go_unused_in_one_line(load):
     load(USED, "Trial.other = @cabin()")
     config.build("Trial")
     (line,) = config.check_all_used()
-    assert line.startswith("--gin_param:1 replaces")
+    assert line.startswith("--gin_param:1 replaced")
     assert "tower.width" in line
     assert "WIDTH" in line
     assert "tower" not in config.config_text()

@@ -63,6 +63,9 @@ def check_names(pattern, is_there):
 def test_paths():
     pattern = r"(?<![\w/.-])(?:configs|tests|ddl|benchmarks|docs|examples)/[\w./]*"
     check_names(pattern, lambda path: (ROOT / path).exists())
+    build = (ROOT / "BUILD.md").read_text()
+    for name, file in re.findall(r"`(?:\w+\.)*(\w+)` in `(ddl/[\w/]+\.py)`", build):
+        assert re.search(rf"(?:def|class) {name}\b", (ROOT / file).read_text()), (name, file)
 
 
 def resolved(name: str) -> bool:

@@ -42,7 +42,7 @@ PACKAGED = ("digits", "large_table", "penguins", "play", "shapes")
 
 def text_with_includes(name: str) -> str:
     text = (CONFIGS / name).read_text()
-    included = re.findall(r"^include '(digits.*)'", text, re.MULTILINE)
+    included = re.findall(r"^include '(?!standard)(.*)'", text, re.MULTILINE)
     return "".join(text_with_includes(other) for other in included) + text
 
 
