@@ -65,6 +65,7 @@ def _table(folder: Path, ending: str) -> ddl.data.Source:
 
 
 READERS = {
+    "items": (lambda _: ddl.data.Source([{"x": np.sqrt(n)} for n in range(ROWS)]), "x"),
     "bytes": (lambda _: ddl.data.Source({"x": _random((ROWS, 3, 1))}), "x"),
     "int32": (lambda _: ddl.data.Source({"x": np.arange(ROWS, dtype=np.int32) - 5}), "x"),
     "tf_records": (
@@ -90,7 +91,7 @@ READERS = {
     "shapes": (lambda _: ddl.data.subset(ddl.data.shapes("test", "kinds"), ROWS), "image"),
     "synthetic": (lambda _: ddl.data.synthetic({"x": ((3,), "float64")}, ROWS), "x"),
 }
-"""Makes the examples of a reader, or of arrays, from the files; a feature tells them apart."""
+"""Makes the examples of a reader, of items or of arrays; a feature tells them apart."""
 
 
 class _SideBySide:

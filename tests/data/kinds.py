@@ -1,4 +1,4 @@
-"""Examples by their index, of a stream and of all readers, and training on them."""
+"""Examples of all readers and of a stream, and training on them."""
 
 import keras
 import numpy as np
@@ -14,17 +14,6 @@ Y = np.random.default_rng(1).integers(0, 3, ROWS)
 SAVED, UPDATES = 4, 7  # of 8 rows: an epoch has three, the last of which has padding
 
 
-class Items:
-    """Examples by their index."""
-
-    def __len__(self) -> int:
-        return ROWS
-
-    def __getitem__(self, index: int) -> dict:
-        assert type(index) is int
-        return {"image": X[index], "label": Y[index]}
-
-
 def _of_epoch(epoch):
     rows = tf.data.Dataset.from_tensor_slices({"image": X, "label": Y})
     return rows.shuffle(ROWS, seed=epoch + 1).batch(5)
@@ -36,7 +25,6 @@ def _classification() -> ddl.Classification:
 
 
 KINDS = {
-    "items": lambda _: Items(),
     "readers": files.all_readers,
     "stream": lambda _: ddl.data.stream(_of_epoch),
 }

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ddl.checkpoints.checkpoints import Checkpoints
 from tests.conftest import make_strategy, save
-from tests.data.kinds import KINDS, ROWS, SAVED, UPDATES, Items, X, Y, ends_of, make_trainer
+from tests.data.kinds import KINDS, ROWS, SAVED, UPDATES, X, Y, ends_of, make_trainer
 from tests.distribution.whole_clusters import finish_all, free_addresses, start_worker
 
 
@@ -80,11 +80,18 @@ class AsInPyTorch:
         return ROWS
 
     def __getitem__(self, index):
+        assert type(index) is int
         return X[index], int(Y[index])
 
 
-class AsHuggingFace(Items):
+class AsHuggingFace:
     """With `.with_format("numpy")`; and as `tfds.data_source` returns it."""
+
+    def __len__(self):
+        return ROWS
+
+    def __getitem__(self, index):
+        return {"image": X[index], "label": Y[index]}
 
     def __getitems__(self, indices):
         return [self[index] for index in indices]
