@@ -11,6 +11,7 @@ def examples(source, indices=None, seed=(0, 0)):
     found = []
     for place in range(len(indices)):
         item = {name: tf.constant(values[place]) for name, values in rows.items()}
-        example = source.decode(item, tf.constant(seed, tf.int64))
-        found.append({name: value.numpy() for name, value in example.items()})
+        if source.decode is not None:
+            item = source.decode(item, tf.constant(seed, tf.int64))
+        found.append({name: value.numpy() for name, value in item.items()})
     return found

@@ -1,12 +1,6 @@
 """Training from each kind of data: the same on any devices, and after a resume in an epoch."""
 
-import contextlib
 import functools
-import json
-import os
-import socket
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -15,58 +9,37 @@ import tensorflow as tf
 
 from ddl.checkpoints.checkpoints import Checkpoints
 from tests.conftest import make_strategy, save
-from tests.data.kinds import KINDS, ROWS, UPDATES, X, Y, data_of, ends_of, make_trainer
-from tests.processes import forked
+from tests.data.kinds import KINDS, ROWS, SAVED, UPDATES, X, Y, ends_of, make_trainer
+from tests.distribution.whole_clusters import finish_all, free_addresses, start_worker
 
 
 @functools.cache
 def on_one_device(kind, folder):
-    """Weights and loss after the last update, and the checkpoint of update 3."""
-    trainer = make_trainer(data_of(kind, folder), make_strategy("one_device", 1))
-    trainer.train(3, progress=False)
-    path = save(folder / kind, trainer)
-    return ends_of(trainer, UPDATES - 3), path
+    """Weights and loss after the last update; saves in the second epoch."""
+    trainer = make_trainer(KINDS[kind](folder), make_strategy("one_device", 1))
+    trainer.train(SAVED, progress=False)
+    save(folder / kind, trainer)
+    return ends_of(trainer, UPDATES - SAVED)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("data")
-
-
-CASES = [*((kind, 4, 1) for kind in KINDS), ("arrays", 2, 2), ("decoded", 2, 2)]
+CASES = [*((kind, 4, 1) for kind in KINDS), ("readers", 2, 2)]
 
 
 @pytest.mark.parametrize(("kind", "replicas", "microbatches"), CASES)
 def test_replicas_with_microbatches_end_as_one_device(kind, replicas, microbatches, folder):
     strategy = make_strategy("mirrored", replicas)
-    trainer = make_trainer(data_of(kind, folder), strategy, accumulation_steps=microbatches)
-    for one, other in zip(ends_of(trainer), on_one_device(kind, folder)[0], strict=True):
+    trainer = make_trainer(KINDS[kind](folder), strategy, accumulation_steps=microbatches)
+    for one, other in zip(ends_of(trainer), on_one_device(kind, folder), strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-10)
 
 
 @pytest.mark.processes
 def test_two_workers_that_resume_in_an_epoch_end_as_one_device(folder):
     """All kinds of data, from the checkpoints of one process."""
-    wanted = {kind: on_one_device(kind, folder)[0] for kind in KINDS}
-    with contextlib.ExitStack() as stack:
-        opened = [stack.enter_context(socket.socket()) for _ in range(2)]
-        for one in opened:
-            one.bind(("127.0.0.1", 0))
-        hosts = [f"127.0.0.1:{one.getsockname()[1]}" for one in opened]
-    logs, workers = [folder / "0.log", folder / "1.log"], []
-    for index, log in enumerate(logs):
-        place = {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}}
-        command = [sys.executable, "-m", "tests.data.worker", str(folder)]
-        environment = {**os.environ, "TF_CONFIG": json.dumps(place)}
-        with open(log, "w") as opened:
-            workers.append(forked.Popen(command, stderr=opened, env=environment))
-    for worker in workers:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            worker.wait(60)
-    for worker in workers:
-        worker.kill()
-    statuses = [worker.wait() for worker in workers]
-    assert statuses == [0, 0], "".join(log.read_text() for log in logs)
+    wanted = {kind: on_one_device(kind, folder) for kind in KINDS}
+    addresses, program = free_addresses(2), ("-m", "tests.data.worker", str(folder))
+    ended = finish_all([start_worker(n, addresses, program=program) for n in range(2)], 120)
+    assert [status for status, _ in ended] == [0, 0], ended
     for kind in KINDS:
         with np.load(folder / f"{kind}.npz") as found:
             for one, other in zip(found.values(), wanted[kind], strict=True):
@@ -75,11 +48,11 @@ def test_two_workers_that_resume_in_an_epoch_end_as_one_device(folder):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_resumes_in_an_epoch_ends_with_the_same_bits(kind, folder):
-    wanted, _ = on_one_device(kind, folder)
-    trainer = make_trainer(data_of(kind, folder), make_strategy("one_device", 1))
+    wanted = on_one_device(kind, folder)
+    trainer = make_trainer(KINDS[kind](folder), make_strategy("one_device", 1))
     Checkpoints(folder / kind, trainer).restore_latest()
-    assert trainer.step == 3
-    for one, other in zip(ends_of(trainer, UPDATES - 3), wanted, strict=True):
+    assert trainer.step == SAVED
+    for one, other in zip(ends_of(trainer, UPDATES - SAVED), wanted, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -107,6 +80,7 @@ class AsInPyTorch:
         return ROWS
 
     def __getitem__(self, index):
+        assert type(index) is int
         return X[index], int(Y[index])
 
 
@@ -132,6 +106,7 @@ class InBatches(keras.utils.PyDataset):
 
 
 FIRST_ATTEMPTS = {
+    "batch, repeat": lambda: tf.data.Dataset.from_tensor_slices((X, Y)).batch(32).repeat(),
     "interleave, map, shuffle, batch, repeat": interleaved,
     "from_generator, padded_batch": padded,
     "a class as in PyTorch": AsInPyTorch,

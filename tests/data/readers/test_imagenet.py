@@ -10,12 +10,12 @@ EACH, SHARDS = 5, 3
 SHAPE = (16, 16, 3)
 
 
-def write(folder, kind="train"):
+def write(folder, each=EACH):
     """Gray images, brighter by their number, blue in their left half, of many sizes."""
     for shard in range(SHARDS):
-        with tf.io.TFRecordWriter(str(folder / f"{kind}-{shard:05d}-of-{SHARDS:05d}")) as file:
-            for place in range(EACH):
-                number = shard * EACH + place
+        with tf.io.TFRecordWriter(str(folder / f"train-{shard:05d}-of-{SHARDS:05d}")) as file:
+            for place in range(each):
+                number = shard * each + place
                 pixels = np.full((40 + 7 * place, 64 - 5 * place, 3), 12 * number, np.uint8)
                 pixels[:, : pixels.shape[1] // 2, 2] = 255
                 jpeg = tf.io.encode_jpeg(pixels, quality=100).numpy()
