@@ -1,6 +1,10 @@
 """The pieces of a Trainer that depend on its data and its task."""
 
-from collections.abc import Mapping, Sequence
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import keras
@@ -11,13 +15,17 @@ from ddl.data.conversion import as_source
 from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
-from ddl.errors import ConfigError
+from ddl.errors import ConfigError, message_of
 from ddl.optimizers.groups import Optimizers, groups_by_name
 from ddl.precision import LossScale
 from ddl.step.loss import Loss
 from ddl.step.planning import Plan, plan_of
 from ddl.step.probes import Probes
+from ddl.tasks.parts import layers_of
 from ddl.tasks.task import LossFunction, Task, evaluation_loss, has_step
+
+_MIXED_DTYPES = re.compile(r"has type \w+ that does not match type|have types \[")
+"""Errors of TensorFlow for an operation whose inputs have several dtypes."""
 
 
 def in_order(data: Any, train: Mapping[str, BatchPipeline], resident: Any = False) -> BatchPipeline:
@@ -72,7 +80,8 @@ def probed_loss(
       function: A loss in training; None takes the loss of an evaluation.
 
     Raises:
-      ConfigError: If the task cannot be evaluated, or the probes find a fault.
+      ConfigError: If the task cannot be evaluated, or the probes find a fault, such as an
+        operation of several dtypes.
     """
     task, training = probes.task, function is not None
     function = function or getattr(task, "per_example", None) or evaluation_loss(task)
@@ -83,8 +92,59 @@ def probed_loss(
         )
     replicas = probes.strategy.num_replicas_in_sync
     loss = Loss(task, function, pipeline.global_batch_size, replicas)
-    loss.form = probes.form(loss, pipeline, training)
+    try:
+        loss.form = probes.form(loss, pipeline, training)
+    except TypeError as error:
+        if not _MIXED_DTYPES.search(text := message_of(error)):
+            raise
+        kinds = sorted({layer.compute_dtype for layer in layers_of(task)})
+        spec = sorted(pipeline.element_spec.items())
+        given = ", ".join(f"{name!r} {one.dtype.name}" for name, one in spec if name != "weight")
+        raise ConfigError(
+            f"{loss.where} mixes dtypes (layers compute in {', '.join(kinds)}; the features are "
+            f"{given}): {text} Convert outputs with tf.cast(…, 'float32'), or the data with "
+            ".astype('float32'); with PRECISION = 'float64', layers compute in float64."
+        ) from error
     return loss
+
+
+@contextmanager
+def recording_inputs(task: Task) -> Iterator[dict[int, list[Any]]]:
+    """Records how the losses traced in the `with` block call models whose inputs Keras ignores.
+
+    Args:
+      task: The task; looked at are its subclassed models, also within others.
+
+    Yields:
+      By the id of a model, the specs of the arguments of its first call, in their order, as
+      `keras.Model.export` takes them: any number of rows, and no half precision.
+    """
+    found: dict[int, list[Any]] = {}
+    every = [layer for layer in layers_of(task) if isinstance(layer, keras.Model)]
+    models = [model for model in every if not getattr(model, "inputs", None)]
+    for model in models:
+        model.call = functools.partial(_recorded, found, id(model), model.call)
+    try:
+        yield found
+    finally:
+        for model in models:
+            del model.call
+
+
+def _recorded(
+    found: dict[int, list[Any]], key: int, call: Callable[..., Any], *given: Any, **more: Any
+) -> Any:
+    arguments = inspect.signature(call).bind(*given, **more).arguments
+    inputs = [x for name, x in arguments.items() if name not in ("training", "mask")]
+    found.setdefault(key, tf.nest.map_structure(_spec, inputs))
+    return call(*given, **more)
+
+
+def _spec(value: Any) -> tf.TensorSpec:
+    """Returns the spec of an input; Keras has cast it to the model's dtype, such as float16."""
+    dtype = tf.as_dtype(value.dtype)
+    half = dtype.is_floating and dtype.size == 2
+    return tf.TensorSpec([None, *value.shape[1:]], tf.float32 if half else dtype)
 
 
 def planned(optimizer: Optimizers, probes: Probes, train: Mapping[str, BatchPipeline]) -> Plan:

@@ -60,6 +60,7 @@ class Trainer:
       model: The task's `model`; None if it keeps its models in other attributes.
       pace: Speed and length of the training loops.
       pipelines: Pipeline of each source of training data, by its name; "" if there is only one.
+      inputs: Specs of the arguments of each subclassed model that a loss calls, by its id.
       eval_pipeline: Pipeline of the evaluation data; None without any.
       normalizes: Whether a layer takes statistics of a microbatch in training.
       sharding: The shares of the optimizers' slots; None if each replica holds whole slots.
@@ -179,7 +180,8 @@ class Trainer:
         # ---------------------------------------------------------- losses
         optimizers = by_name(self.optimizer)
         probes = Probes(task, strategy, list(optimizers.values()))
-        plan = building.planned(self.optimizer, probes, train)
+        with building.recording_inputs(task) as self.inputs:
+            plan = building.planned(self.optimizer, probes, train)
         compiler = Compiler(jit_compile, strategy, "evaluation")
         self._predictions = Predictions(task, strategy, train, compiler)
         self._evaluations = Evaluations(
