@@ -97,7 +97,7 @@ def test_a_look_up_on_replicas_exports_without_warnings(caplog, monkeypatch, tmp
     with strategy.scope():
         trainer = ddl.Trainer(Tagging(), "sgd", data, global_batch_size=8)
     trainer.train(1, progress=False)
-    assert [record.message for record in caplog.records if "tensorflow" in record.name] == []
+    assert caplog.messages == []
     ddl.export(trainer, tmp_path / "export")
     custom = {"Repeated": Repeated}
     exported = keras.models.load_model(tmp_path / "export" / "model.keras", custom_objects=custom)
