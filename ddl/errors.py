@@ -38,6 +38,7 @@ _INSTALLED = re.compile(r"[\\/](?:site|dist)-packages[\\/]")
 # AutoGraph and TensorFlow's kernels put frames into the message. Keras puts the message between
 # control sequences.
 _FRAME_IN_TEXT = re.compile(r'^ +File "(.+)", line (\d+), in .*$', re.MULTILINE)
+_NO_REASON = re.compile(r"Graph execution error|Detected at node|<stack traces| +File |\s*$")
 _KERAS_MESSAGE = re.compile(r"^Exception encountered when calling .*?\x1b\[1m(.*?)\x1b\[0m", re.S)
 
 
@@ -257,7 +258,8 @@ def message_of(error: BaseException) -> str:
     if keras := _KERAS_MESSAGE.match(text):
         text = keras[1].strip()
     if text.startswith("Graph execution error"):  # the reason stands between frames and node
-        text = text.split("[[{{node")[0].strip().splitlines()[-1].strip()
+        lines = text.split("[[{{node")[0].splitlines()
+        text = "\n".join(x.strip() for x in lines if not _NO_REASON.match(x))
     if text.startswith("in user code:"):
         text = _FRAME_IN_TEXT.split(text)[-1].partition("\n\n")[2].strip()
         text = text.removeprefix(f"{type(error).__name__}: ")

@@ -86,6 +86,12 @@ def test_autograph_and_keras_leave_the_line_and_their_message_is_short(module):
     assert "\n" not in errors.message_of(error)
 
 
+def test_an_error_of_tensorflow_is_whole_without_its_frames():
+    text = "Graph execution error:\n\nDetected at node X\n  File a\nOne.\nTwo.\n\t [[{{node X}}]]"
+    error = tf.errors.InvalidArgumentError(None, None, text)
+    assert errors.message_of(error) == "InvalidArgumentError: One.\nTwo."
+
+
 @pytest.mark.parametrize(
     ("error", "repeats"),
     [

@@ -69,7 +69,7 @@ def values_of(trainer: Trainer) -> list[Value]:
     seen = {id(variable) for part in found.values() for _, variable in part}
     for name, model in models_of(trainer.task).items():
         before = "" if name == "model" else f"{name}/"
-        found["model"] += [(f"{before}{p}", v) for p, v in _within(model.variables, "", seen)]
+        found["model"] += [(f"{before}{path}", v.value) for path, v in paths_of(model)]
     others = [layers_of(trainer.task), attributes_of(trainer.task)]
     found["task"] = [*_within(others, "", seen)]  # what it holds beside its models
     slots = {} if trainer.sharding is None else trainer.sharding.slots
@@ -78,6 +78,17 @@ def values_of(trainer: Trainer) -> list[Value]:
         for part, every in found.items()
         for number, (path, variable) in enumerate(every)
     ]
+
+
+def paths_of(model: keras.Model) -> list[tuple[str, keras.Variable]]:
+    """Returns a model's variables with their paths, which name the functional models within it."""
+    every = list(model.variables)
+    paths = {id(variable): variable.path for variable in every}
+    for inner in model._flatten_layers(include_self=False):
+        for variable in inner.variables if isinstance(inner, keras.Model) else ():
+            if inner.name not in (path := paths[id(variable)]).split("/"):  # as Keras names it
+                paths[id(variable)] = f"{inner.name}/{path}"
+    return [(paths[id(variable)], variable) for variable in every]
 
 
 def _within(item: object, path: str, seen: set[int]) -> Iterator[tuple[str, tf.Variable]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from ddl.checkpoints.contents import SEED_STATE, some
+from ddl.checkpoints.contents import SEED_STATE, paths_of, some
 from ddl.checkpoints.directory import CheckpointDirectory, SavedCheckpoint, reading
 from ddl.errors import ConfigError
 from ddl.optimizers.weight_average import AVERAGE_PREFIX, WeightAverages
@@ -66,7 +66,8 @@ class WarmStart:
             weights, or a shape differs. The model is then unchanged.
           ModelDirectoryError: If all checkpoints of a folder are damaged.
         """
-        saved, here = _find(self.checkpoint), _by_name((v.path, v) for v in model.weights)
+        named = [(v.path, v) for v in model.weights] if self.averaged else paths_of(model)
+        saved, here = _find(self.checkpoint), _by_name(named)
         part = "averages/" if self.averaged else "model/"
         entries = {k: e for k, e in saved.metadata.values.items() if k.startswith(part)}
         there = _by_name((e[0].removeprefix(AVERAGE_PREFIX), k) for k, e in entries.items())

@@ -352,15 +352,9 @@ def worker_errors() -> Iterator[None]:
         if loss is None and isinstance(error, _MAY_BE_ITS_OWN):
             raise
         if loss is None:
-            loss = f"Another process died or stalled ({type(error).__name__}: {_cause(error)})"
+            cause = errors.message_of(error).partition("\n")[0]
+            loss = f"Another process died or stalled ({cause})"
         raise errors.WorkerLost(f"{loss}. {_REMEDY}") from error
-
-
-def _cause(error: tf.errors.OpError) -> str:
-    """Returns the first line of the message after those about the location in the graph."""
-    where = ("Graph execution error", "Detected at node", "<stack traces", " ")
-    lines = [line for line in error.message.splitlines() if line and not line.startswith(where)]
-    return lines[0].split(" [Op:")[0] if lines else "no further message"
 
 
 @contextlib.contextmanager

@@ -20,7 +20,6 @@ from ddl.run.directory import RunDirectory
 from ddl.run.plan import Files, Placement, build
 from ddl.run.writers import RunConsole
 from ddl.tasks.parts import models_of
-from ddl.tasks.supervised import Supervised
 from ddl.training.trainer import Trainer
 
 _POLL_SECONDS = 1.0
@@ -204,13 +203,17 @@ def export(trainer: Trainer, directory: str | os.PathLike[str]) -> list[Path]:
 
 
 def _signature(trainer: Trainer, model: keras.Model) -> list[Any] | None:
-    """Returns the inputs of a subclassed model of ddl's tasks, in the dtypes of the data."""
-    task = trainer.task
-    known = getattr(model, "inputs", None)
-    if known or not isinstance(task, Supervised) or model is not task.model:
+    """Returns the inputs of a subclassed model in their dtypes; None for one whose Keras knows."""
+    if getattr(model, "inputs", None):
         return None
-    inputs = task.inputs(trainer.pipelines[""].element_spec)
-    return [tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape], x.dtype), inputs)]
+    inputs = trainer.inputs.get(id(model), ())
+    if len(inputs) != 1:
+        raise ConfigError(
+            f"The model {model.name!r} must be called with its inputs as one argument in a loss of "
+            f"the task, as Keras exports no other, got {len(inputs)}. Call model([x, y]) or "
+            "model({'x': x, 'y': y}); or export keras.Model(x, model(x)) of x = keras.Input(…)."
+        )
+    return list(inputs)
 
 
 def exported_models(trainer: Trainer) -> dict[str, keras.Model]:

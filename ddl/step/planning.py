@@ -8,7 +8,10 @@ slots it writes. Each loss is probed (`ddl.training.probes`) when the step first
 
 import concurrent.futures
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import keras
@@ -77,6 +80,7 @@ class Plan:
       applied: The optimizer of each group with its variables, by the name of the group.
       batches: Number of batches that an update reads of each source, by its name.
       calls: What a step of its own calls (`ddl.step.update.Update.calls`), in each trace the same.
+      inputs: Specs of the arguments of each subclassed model that a loss calls, by its id.
     """
 
     groups: Groups
@@ -86,6 +90,7 @@ class Plan:
     applied: Mapping[str, Part] = dataclasses.field(default_factory=dict)
     batches: Mapping[str, int] = dataclasses.field(default_factory=lambda: {"": 1})
     calls: Any = None
+    inputs: Mapping[int, list[Any]] = dataclasses.field(default_factory=dict)
 
     @property
     def trained(self) -> list[keras.Variable]:
@@ -154,10 +159,10 @@ def plan_of(
         would hold.
     """
     groups, name, own = groups_by_name(optimizer), type(task).__name__, []
-    plan, where = Plan(groups, loss_of), f"{name}.step"
+    plan = Plan(groups, loss_of)
     has_groups = any(len(of_name) > 1 for of_name in groups.values())
     if traits_of(strategy).asynchronous and (has_step(task) or has_groups):
-        what = where if has_step(task) else "ParameterGroups"
+        what = f"{name}.step" if has_step(task) else "ParameterGroups"
         raise ConfigError(
             f"--strategy=parameter_server cannot run {what}: its workers make the updates of one "
             "optimizer, each from a batch of its own. Use another strategy."
@@ -167,26 +172,18 @@ def plan_of(
             f"{name} has no `step`, which several sources in Trainer.train_data need, got "
             f"{', '.join(pipelines)}. Pass one, or give the task a method step(update, batch)."
         )
-    if has_step(task):
-        rehearsal = _Rehearsal(task, plan, strategy, pipelines)
-        before = states_of_generators(task)
-        graph, update = rehearsal.graph(), rehearsal.update
-        if states_of_generators(task) != before:
-            check_python_draws(where, task, rehearsal.graph)
-        check_stateless(where, graph)
-        optimizers = [one.optimizer for of_name in groups.values() for one in of_name.values()]
-        check_writes(where, graph, task, optimizers, strategy)
-        own = own_variables_of(task, layers_of(task))
-        _check_complete(where, task, update, groups, own)
-        applied, plan.batches, plan.calls = update.applied, update.taken, update.calls
-    elif len(groups) > 1:
+    if not has_step(task) and len(groups) > 1:
         raise ConfigError(
             f"{name} has no `step`, which several optimizers need, got "
             f"{', '.join(groups)}. Pass one optimizer or ParameterGroups, or give the task a step."
         )
-    else:
-        plan.losses[BUILT_IN] = loss_of(task.per_example, "")
-        applied = [(one, trainable_variables(task.model), False) for one in groups]
+    with _recording_inputs(task) as plan.inputs:
+        if has_step(task):
+            applied = _rehearsed(task, plan, strategy, pipelines)
+            own = own_variables_of(task, layers_of(task))  # built by now
+        else:
+            plan.losses[BUILT_IN] = loss_of(task.per_example, "")
+            applied = [(one, trainable_variables(task.model), False) for one in groups]
     plan.applied = _parts(groups, applied)
     for variable in [*(v.value for v in plan.trained), *own]:
         if not strategy.extended.variable_created_in_scope(variable):
@@ -198,6 +195,27 @@ def plan_of(
         pipeline.batches_per_update = plan.batches[source]
     plan.check_microbatches(next(iter(pipelines.values())).microbatches)
     return plan
+
+
+def _rehearsed(
+    task: Any,
+    plan: Plan,
+    strategy: tf.distribute.Strategy,
+    pipelines: Mapping[str, BatchPipeline],
+) -> list[tuple[str, Variables, bool]]:
+    """Rehearses and checks the task's own step; returns what it applies (`Update.applied`)."""
+    rehearsal, where = _Rehearsal(task, plan, strategy, pipelines), f"{type(task).__name__}.step"
+    before = states_of_generators(task)
+    graph, update = rehearsal.graph(), rehearsal.update
+    if states_of_generators(task) != before:
+        check_python_draws(where, task, rehearsal.graph)
+    check_stateless(where, graph)
+    optimizers = [x.optimizer for of_name in plan.groups.values() for x in of_name.values()]
+    check_writes(where, graph, task, optimizers, strategy)
+    own = own_variables_of(task, layers_of(task))
+    _check_complete(where, task, update, plan.groups, own)
+    plan.batches, plan.calls = update.taken, update.calls
+    return list(update.applied)
 
 
 def not_updated(
@@ -298,3 +316,41 @@ def _check_complete(
             f"{where} changes no variable of {', '.join(forgotten)}, although they are trainable. "
             "Pass them to update.minimize, or set trainable = False on their layers."
         )
+
+
+# ------------------------------------------------------------ inputs of models
+
+
+@contextmanager
+def _recording_inputs(task: Task) -> Iterator[dict[int, list[Any]]]:
+    """Records how losses call the subclassed models of a task, whose inputs Keras does not know.
+
+    Yields, by the id of a model, the specs of the arguments of its first call, as
+    `keras.Model.export` takes them: any number of rows, and no half precision.
+    """
+    found: dict[int, list[Any]] = {}
+    every = [layer for layer in layers_of(task) if isinstance(layer, keras.Model)]
+    models = [model for model in every if not getattr(model, "inputs", None)]
+    for model in models:
+        model.call = functools.partial(_recorded, found, id(model), model.call)
+    try:
+        yield found
+    finally:
+        for model in models:
+            del model.call
+
+
+def _recorded(
+    found: dict[int, list[Any]], key: int, call: Callable[..., Any], *given: Any, **more: Any
+) -> Any:
+    arguments = inspect.signature(call).bind(*given, **more).arguments
+    inputs = [x for name, x in arguments.items() if name not in ("training", "mask")]
+    found.setdefault(key, tf.nest.map_structure(_spec, inputs))
+    return call(*given, **more)
+
+
+def _spec(value: Any) -> tf.TensorSpec:
+    """Returns the spec of an input; Keras has cast it to the model's dtype, such as float16."""
+    dtype = tf.as_dtype(value.dtype)
+    half = dtype.is_floating and dtype.size == 2
+    return tf.TensorSpec([None, *value.shape[1:]], tf.float32 if half else dtype)

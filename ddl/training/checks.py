@@ -277,7 +277,7 @@ def warn_of_inference(task: Task, losses: Mapping[str, Loss]) -> None:
     """
     layers = [x for x in layers_of(task) if x.trainable]
     kind = keras.layers.BatchNormalization
-    idle = [x.name for x in layers if isinstance(x, kind) or hasattr(x, "seed_generator")]
+    idle = [x.name for x in layers if isinstance(x, kind) or _draws(x)]
     forms = [] if has_step(task) else [loss.form for loss in losses.values()]
     runs = [form.placing != {} or any(isinstance(x, kind) for x in form.layers) for form in forms]
     if idle and runs == [False]:
@@ -287,6 +287,12 @@ def warn_of_inference(task: Task, losses: Mapping[str, Loss]) -> None:
             type(task).__name__,
             ", ".join(idle),
         )
+
+
+def _draws(layer: keras.layers.Layer) -> bool:
+    """Returns whether a layer of Keras draws in training; recurrent cells have a seed anyway."""
+    rates = [getattr(layer, name, None) for name in ("dropout", "recurrent_dropout")]
+    return hasattr(layer, "seed_generator") and rates != [0.0, 0.0]
 
 
 def warn_of_tf32(strategy: tf.distribute.Strategy) -> None:

@@ -22,6 +22,7 @@ All runs are on one device and leave every variable unchanged.
 import dataclasses
 import functools
 import itertools
+import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -65,6 +66,8 @@ from ddl.tasks.task import (
     names_resembling_weight,
 )
 
+_MIXED_DTYPES = re.compile(r"has type \w+ that does not match type|have types \[")
+"""Errors of TensorFlow for an operation whose inputs have several dtypes."""
 _EIGHT, _FOUR = 8, 4
 # Of the rows of one half the neighbours, mirror images and rows half a batch away lie in the other.
 _HALVES = {(0, 3, 5, 6): [0, 8, 9, 3, 10, 5, 6, 11], (1, 2, 4, 7): [8, 1, 2, 9, 4, 10, 11, 7]}
@@ -115,7 +118,7 @@ class Probes:
           function: A loss in training; None takes the loss of an evaluation.
 
         Raises:
-          ConfigError: If the task cannot be evaluated, or as `form`.
+          ConfigError: If the task cannot be evaluated, an operation mixes dtypes, or as `form`.
         """
         task, training = self.task, function is not None
         function = function or getattr(task, "per_example", None) or evaluation_loss(task)
@@ -126,7 +129,19 @@ class Probes:
             )
         replicas = self.strategy.num_replicas_in_sync
         loss = Loss(task, function, pipeline.global_batch_size, replicas)
-        loss.form = self.form(loss, pipeline, training)
+        try:
+            loss.form = self.form(loss, pipeline, training)
+        except TypeError as error:
+            if not _MIXED_DTYPES.search(text := message_of(error)):
+                raise
+            kinds = sorted({layer.compute_dtype for layer in layers_of(task)})
+            spec = sorted(pipeline.element_spec.items())
+            given = ", ".join(f"{name!r} {x.dtype.name}" for name, x in spec if name != "weight")
+            raise ConfigError(
+                f"{loss.where} mixes dtypes (layers compute in {', '.join(kinds)}; the features "
+                f"are {given}): {text} Convert outputs with tf.cast(…, 'float32'), or the data "
+                "with .astype('float32'); with PRECISION = 'float64', layers compute in float64."
+            ) from error
         return loss
 
     def form(self, loss: Loss, pipeline: BatchPipeline, training: bool) -> Form:

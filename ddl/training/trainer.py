@@ -66,6 +66,7 @@ class Trainer:
       model: The task's `model`; None if it keeps its models in other attributes.
       pace: Speed and length of the training loops.
       pipelines: Pipeline of each source of training data, by its name; "" if there is only one.
+      inputs: Specs of the arguments of each subclassed model that a loss calls, by its id.
       eval_pipeline: Pipeline of the evaluation data; None without any.
       normalizes: Whether a layer takes statistics of a microbatch in training.
       sharding: The shares of the optimizers' slots; None if each replica holds whole slots.
@@ -189,6 +190,7 @@ class Trainer:
             plan = plan_of(
                 task, self.optimizer, lambda of, name: probes.loss(train[name], of), strategy, train
             )
+        self.inputs = plan.inputs
         compiler = Compiler(jit_compile, strategy, "evaluation")
         self._predictions = Predictions(task, strategy, train, compiler)
         self._evaluations = Evaluations(

@@ -157,6 +157,21 @@ def test_another_model_or_optimizer_is_refused_before_anything_is_assigned(
         assert not np.array_equal(variables(other)[0], before[0])
 
 
+def test_models_within_a_model_are_told_apart_by_their_names(tmp_path):
+    def inner(name):
+        x = keras.Input((36,))
+        return keras.Model(x, L.Dense(36, name="same")(x), name=name)
+
+    def outer(*names):
+        stack = [L.Flatten(), *map(inner, names), L.Dense(2)]
+        return keras.Sequential([keras.Input((6, 6, 1)), *stack])
+
+    save(tmp_path, trainer_of(lambda: outer("one", "two"), 1))
+    other = Checkpoints(tmp_path, trainer_of(lambda: outer("two", "one"), 1))
+    with pytest.raises(ModelDirectoryError, match="is one/same/kernel .* expected two/same/kernel"):
+        other.restore_latest()
+
+
 class ReadsElsewhere(ddl.Classification):
     """Only reads the variable; a loss that writes it is refused before training."""
 

@@ -171,6 +171,12 @@ MISTAKES = [
     ("train(Own(lambda y: (y[:, 0] - tf.roll(y[:, 0], 1, 0)) ** 2))", "other examples"),
     ("train(Own(lambda y: y[:, 0] ** 2, idle_model()))", "idle/extra"),
     ("trainer(task=Own(lambda y: y[:, 0]), data={'x': X, 'label': Y}).train(1)", "'image'"),
+    (
+        "train(Own(lambda y: y[:, 0] - tf.ones(8, 'float64')))",
+        "'image' float32",
+        "tf.cast",
+        "astype",
+    ),
     ("train(Own(in_batch_negatives))", "other examples", "ddl.gather"),
     ("train(Own(relative_metric))", "other examples", "ddl.gather"),
     ("train(Own(batch_hard))", "other examples", "ddl.gather"),
