@@ -72,8 +72,6 @@ def array_of(value: Any, name: str, what: str) -> np.ndarray:
     try:
         array = np.asarray(value)
         return np.asarray(value, object) if array.dtype.kind in "US" else array
-    except UnicodeError:  # bytes beside text
-        return np.asarray(value, object)
     except ValueError as error:
         raise DataError(
             f"Feature {name!r} of {what} must be an array of numbers or text, but NumPy could not "

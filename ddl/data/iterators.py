@@ -18,15 +18,8 @@ import tensorflow as tf
 _LIVE: weakref.WeakSet = weakref.WeakSet()
 
 
-def iterator_of(dataset: Any, strategy: tf.distribute.Strategy | None = None) -> Any:
-    """Returns an iterator, which ends while Python can still be called.
-
-    Args:
-      dataset: The data set, distributed or not.
-      strategy: Distributes the batches of a data set of one process.
-    """
-    if strategy is not None:  # TensorFlow's default strategy distributes nothing
-        dataset = strategy.experimental_distribute_dataset(dataset)
+def iterator_of(dataset: Any) -> Any:
+    """Returns an iterator over a data set, distributed or not, that ends before Python does."""
     iterator = iter(dataset)
     made = [iterator]
     if isinstance(iterator, tf.distribute.DistributedIterator):

@@ -104,7 +104,8 @@ def check_inputs(
 
 def _warn_of_tiny(source: Any, name: str, layer: keras.layers.Rescaling) -> None:
     """Logs a warning if a factor for bytes scales floats, as those from 0 to 1, to nearly 0."""
-    values = (getattr(source, "arrays", None) or {}).get(name)
+    known = getattr(source, "arrays", None) or getattr(source, "sample", None) or {}
+    values = known.get(name)
     if values is None or values.dtype.kind != "f" or np.ndim(layer.scale):
         return
     largest = max(values.max(), -values.min()) * layer.scale

@@ -9,8 +9,6 @@ from ddl.data.combine import concatenate, mix, subset
 class Items:
     """Numbers from `first` on, read one by one."""
 
-    class_names = ("even", "odd")
-
     def __init__(self, first, count):
         self.first, self.count = first, count
 
@@ -51,8 +49,7 @@ def test_subsets_hold_the_first_or_the_listed_examples(make):
 def test_concatenations_hold_all_examples_in_order(make):
     joined = concatenate([make(0, 3), make(10, 1), make(20, 2)])
     assert numbers(joined) == [0, 1, 2, 10, 20, 21]
-    rows = joined.rows(np.array([5, 0, 3, 5]))
-    assert rows["x"].tolist() == [21, 0, 10, 21]
+    assert joined.rows(np.array([5, 0, 3, 5]))["x"].tolist() == [21, 0, 10, 21]
 
 
 def test_a_mixture_has_its_shares_and_holds_each_example():
