@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import functools
 import inspect
 import itertools
 import traceback
@@ -165,7 +166,6 @@ class Stream:
         batches = self._passes(global_batch_size, first_pass)
         if skipped:
             batches = self._skipped(batches, skipped, global_batch_size)
-        batches = batches.map(lambda batch: self._padded(batch, global_batch_size))
         infinite = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
         return batches.apply(infinite)
 
@@ -204,7 +204,7 @@ class Stream:
         return tf.data.UNKNOWN_CARDINALITY
 
     def _passes(self, size: int, first: int, count: int | None = None) -> tf.data.Dataset:
-        """Returns batches of `size`, whose last one of a pass may be shorter.
+        """Returns passes in batches of `size`; if `count` is given, as they are, else finished.
 
         TensorFlow keeps a function of Python for good, so it only gets a weak reference to the
         reader of the passes; the data set keeps the reader.
@@ -221,7 +221,6 @@ class Stream:
             return _optimized(held[-1])  # one that is freed loses its generators
 
         found = weakref.ref(read)
-        zeros = {n: tf.zeros([0, *one.shape], one.dtype) for n, one in self.element_spec.items()}
 
         @tf.autograph.experimental.do_not_convert
         def passed(number: tf.Tensor) -> tf.data.Dataset:
@@ -231,16 +230,17 @@ class Stream:
             return tf.data.experimental.from_variant(variant, spec)
 
         def batched(elements: tf.data.Dataset) -> tf.data.Dataset:
-            if self._is_batched:
-                # Python's own reader has named the features.
-                named = elements if self._alike.spec else elements.map(self._named)
-                blocks = named.rebatch(size, drop_remainder=self.is_endless)
-            else:
-                blocks = elements.batch(size, drop_remainder=self.is_endless).map(self._named)
+            if any(type(s) is not tf.TensorSpec for s in tf.nest.flatten(elements.element_spec)):
+                elements = elements.map(self._named)  # ragged ones become dense
+            batch = elements.rebatch if self._is_batched else elements.batch
+            blocks = batch(size, drop_remainder=self.is_endless)
             if count is not None or self.is_endless:
                 return blocks
             # A batch without rows marks the end of a pass.
-            return blocks.concatenate(tf.data.Dataset.from_tensors(zeros))
+            end = tf.nest.map_structure(
+                lambda one: tf.zeros([0, *one.shape[1:]], one.dtype), blocks.element_spec
+            )
+            return blocks.concatenate(tf.data.Dataset.from_tensors(end))
 
         spec = batched(self._first).element_spec
         if self.runs_python:
@@ -249,9 +249,12 @@ class Stream:
             passes = tf.data.Dataset.range(first, end).flat_map(passed)
         else:
             passes = batched(self._first).repeat(count)
-        if count is None and not self.is_endless:
-            counted = passes.scan(tf.zeros([], tf.int64), self._counted)
-            passes = counted.filter(lambda batch: _rows_of(batch) > 0)
+        if count is None:
+            # One function for each batch: tf.data forwards arguments without a call.
+            finished = passes.scan(tf.zeros([], tf.int64), functools.partial(self._finished, size))
+            passes = finished.filter(lambda has_rows, _: has_rows).map(lambda _, batch: batch)
+        else:
+            passes = passes.map(self._named)
         passes._ddl_reader = read
         return passes
 
@@ -264,16 +267,35 @@ class Stream:
         return example | {n: one.to_tensor(shape=one.shape) for n, one in ragged.items()}
 
     @tf.autograph.experimental.do_not_convert
-    def _counted(self, before: tf.Tensor, batch: Any) -> tuple[tf.Tensor, Any]:
-        rows, wanted = _rows_of(batch), self.num_examples
-        total, is_end = before + rows, tf.equal(rows, 0)
+    def _finished(self, size: int, before: tf.Tensor, element: Any) -> tuple[tf.Tensor, Any]:
+        """Pads a batch to `size` rows, which repeat its own with weight 0.
+
+        Returns:
+          Examples of the pass until now; and whether the batch has rows, and the batch.
+        """
+        batch, wanted = self._named(element), self.num_examples
+        rows = tf.shape(next(iter(batch.values())))[0]
+        total, is_end = before + tf.cast(rows, tf.int64), tf.equal(rows, 0)
         fits = total > 0
         if wanted is not None:
             fits = tf.where(is_end, tf.equal(total, wanted), total <= wanted)
         text = f"{self.name} must have {wanted or 'at least 1'} examples in each pass, got {{}}."
-        message = tf.strings.format(text, total)
-        with tf.control_dependencies([tf.debugging.Assert(fits, [message])]):
-            return tf.where(is_end, tf.zeros([], tf.int64), total), batch
+        has_weight = "weight" in batch
+        batch["weight"] = (
+            features.checked_weight(batch["weight"]) if has_weight else tf.ones([rows])
+        )
+
+        def repeated() -> dict[str, tf.Tensor]:
+            # The end of a pass has no rows.
+            places, one = tf.range(size), {n: v.shape[1:] for n, v in batch.items()}
+            more = {n: tf.concat([v, tf.zeros([1, *one[n]], v.dtype)], 0) for n, v in batch.items()}
+            found = {n: tf.gather(v, places % tf.maximum(rows, 1)) for n, v in more.items()}
+            return {**found, "weight": tf.where(places < rows, found["weight"], 0.0)}
+
+        found = tf.cond(rows < size, repeated, lambda: batch)  # a whole batch is not copied
+        found = {n: tf.ensure_shape(v, [size, *v.shape[1:]]) for n, v in found.items()}
+        with tf.control_dependencies([tf.debugging.Assert(fits, [tf.strings.format(text, total)])]):
+            return tf.where(is_end, tf.zeros([], tf.int64), total), (~is_end, found)
 
     def _skipped(self, batches: tf.data.Dataset, count: int, size: int) -> tf.data.Dataset:
         logging.warning("Skipping %s examples of %s", f"{count * size:,}", self.name)
@@ -287,21 +309,6 @@ class Stream:
                 return tf.where(is_due, now, last), numbered[1]
 
         return batches.enumerate().scan(tf.timestamp(), told).skip(count)
-
-    @tf.autograph.experimental.do_not_convert
-    def _padded(self, batch: Any, size: int) -> dict[str, tf.Tensor]:
-        """Pads a batch to `size` rows, which repeat its own with weight 0."""
-        rows = tf.cast(_rows_of(batch), tf.int32)
-        batch = {"weight": tf.ones([rows]), **batch}
-        batch["weight"] = features.checked_weight(batch["weight"])
-
-        def repeated() -> dict[str, tf.Tensor]:
-            places = tf.range(size)
-            found = {name: tf.gather(values, places % rows) for name, values in batch.items()}
-            return {**found, "weight": tf.where(places < rows, found["weight"], 0.0)}
-
-        found = tf.cond(rows < size, repeated, lambda: batch)  # a whole batch is not copied
-        return {n: tf.ensure_shape(v, [size, *v.shape[1:]]) for n, v in found.items()}
 
     def _read(self, dataset: tf.data.Dataset) -> Iterator[dict[str, np.ndarray]]:
         try:
@@ -414,10 +421,6 @@ def _optimized(dataset: tf.data.Dataset) -> tf.Tensor:
         output_types=[spec.dtype for spec in specs],
         output_shapes=[spec.shape for spec in specs],
     )
-
-
-def _rows_of(batch: Any) -> tf.Tensor:
-    return tf.shape(next(iter(batch.values())), tf.int64)[0]
 
 
 def _batch_operation(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
