@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
+from ddl.data.source import Source
 from ddl.errors import DataError, place_of, repeats
 
 # Texts of errors that the data cause: iterators name themselves, and kernels name the refused
@@ -115,7 +116,7 @@ def data_errors(*sources: Any) -> Iterator[None]:
             raise
         # Not for an error of the model's kernels.
         for source in sources if "terator" in text else ():
-            if (found := source.undecodable()) is not None:
+            if isinstance(source, Source) and (found := source.undecodable()):
                 raise found from None
         reason = _NODE.split(text)[0].strip().splitlines()[-1].strip()
         reason = _BEFORE_REASON.sub("", reason)

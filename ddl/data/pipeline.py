@@ -145,15 +145,14 @@ class BatchPipeline:
             dataset = dataset.take(self.steps_per_epoch).repeat()
         path = path_of(strategy)
         dataset = self._sent(dataset, path.places_order)
-        if workers.number > 1:
-            dataset = _by_replica(dataset, workers.replicas_of_each)
-        dataset = _finished(dataset, not self.resident)
         if workers.number > 1:  # the other method would batch anew over the replicas of all workers
-            distributed = strategy.distribute_datasets_from_function(lambda _: dataset)
-        elif path == CPU and strategy.num_replicas_in_sync == 1:
-            distributed = dataset  # copies to a device take as long as to read small batches
+            own = _finished(_by_replica(dataset, workers.replicas_of_each), not self.resident)
+            distributed = strategy.distribute_datasets_from_function(lambda _: own)
         else:
-            distributed = strategy.experimental_distribute_dataset(dataset)
+            distributed = _finished(dataset, not self.resident)
+            # A single CPU needs no copies to devices, which take as long as to read small batches.
+            if path != CPU or strategy.num_replicas_in_sync > 1:
+                distributed = strategy.experimental_distribute_dataset(distributed)
         iterator = iterator_of(distributed)
         iterator._ddl_reader = reader
         return iterator

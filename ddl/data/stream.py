@@ -128,10 +128,6 @@ class Stream:
                 "seed=epoch)). A seeded shuffle also takes reshuffle_each_iteration=False."
             )
 
-    def undecodable(self) -> DataError | None:
-        """Returns None: TensorFlow's error tells all that is known of a stream."""
-        return None
-
     def count(self) -> int:
         """Returns the examples of one pass; reads it to its end if their number is unknown.
 
@@ -214,11 +210,14 @@ class Stream:
           first: Number of the first pass.
           count: Number of passes; None: without end, with a check of the examples of each.
         """
-        held: collections.deque[tf.data.Dataset] = collections.deque(maxlen=4)
+        held: collections.deque[Any] = collections.deque(maxlen=4)
 
         def read(number: tf.Tensor) -> tf.Tensor:
-            held.append(batched(self._dataset(int(number))))
-            return _optimized(held[-1])  # one that is freed loses its generators
+            made = self._dataset(int(number))
+            if not held or held[-1][0] is not made:
+                # The deque keeps the data sets: one that is freed loses its generators.
+                held.append((made, blocks := batched(made), _optimized(blocks)))
+            return held[-1][-1]
 
         found = weakref.ref(read)
 
@@ -356,6 +355,8 @@ class Stream:
 
         if self._first is None:
             self._checked(0, batches[0])
+        elif self._first.cardinality() == batches.num_batches:
+            return self._first  # made anew, it would be traced anew
         spec, weak = dict(self._alike.spec), weakref.ref(read)  # as in `_passes`
 
         @tf.autograph.experimental.do_not_convert

@@ -35,17 +35,14 @@ def numbers(source):
     return rows["x"].tolist()
 
 
-MAKES = [arrays, Items]
-
-
-@pytest.mark.parametrize("make", MAKES)
+@pytest.mark.parametrize("make", [arrays, Items])
 def test_subsets_hold_the_first_or_the_listed_examples(make):
     assert numbers(subset(make(10, 6), 3)) == [10, 11, 12]
     assert numbers(subset(make(10, 6), [4, 0, 4])) == [14, 10, 14]
     assert numbers(subset(subset(make(10, 6), [5, 3, 1]), np.array([2, 0]))) == [11, 15]
 
 
-@pytest.mark.parametrize("make", MAKES)
+@pytest.mark.parametrize("make", [arrays, Items])
 def test_concatenations_hold_all_examples_in_order(make):
     joined = concatenate([make(0, 3), make(10, 1), make(20, 2)])
     assert numbers(joined) == [0, 1, 2, 10, 20, 21]
