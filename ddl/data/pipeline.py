@@ -323,7 +323,7 @@ class BatchPipeline:
         count = max(1, min(_BLOCK_BYTES // (row * size), _BLOCK_ROWS // size, _BLOCK))
         together = _decoded_together(source, size) if decodes else size
         groups = count * size // together
-        shape = [groups] * (groups > 1) + [together]
+        shape = [groups] * (groups > 1) + [together] * (together > 1)
         found = weakref.ref(reader)
 
         def read(number: np.ndarray) -> list[np.ndarray]:
@@ -341,7 +341,8 @@ class BatchPipeline:
         @tf.autograph.experimental.do_not_convert
         def decoded(rows: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
             seeds, counts = rows.pop(_SEED), rows.pop(_COUNTS)
-            return _weighted(_decoded(source, rows, seeds), counts)
+            decode = source.decoded if together == 1 else functools.partial(_decoded, source)
+            return _weighted(decode(rows, seeds), counts)
 
         # Repeated, so that it counts as endless: tf.distribute asks others whether they have ended.
         numbers = tf.data.Dataset.range(first, _ENDLESS, count).repeat()
@@ -350,9 +351,10 @@ class BatchPipeline:
         made = made.unbatch() if groups > 1 else made
         if decodes:
             made = made.map(decoded, num_parallel_calls=_cores(), deterministic=True)
-        if together == size:
+        if together == size > 1:
             return made
-        return _joined(made.batch(size // together, drop_remainder=True))
+        made = made.batch(size // together, drop_remainder=True)
+        return made if together == 1 else _joined(made)
 
     def _read(self, workers: Workers, update: int, count: int) -> dict[str, np.ndarray]:
         """Reads the rows of this process in updates, with their weights, padding and seeds."""
