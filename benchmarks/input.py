@@ -13,9 +13,13 @@ a map over their bytes in memory, in order, with a call for each core.
 
 The rival of a PyDataset, which copies each batch, is a generator of the same batches. All pipelines
 prefetch 4 batches: a larger buffer would fill up while the other pipeline is measured.
+
+grain reads the arrays too, a row at a time, in its own order by its own threads; NumPy computes the
+sum of its batches.
 """
 
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -224,6 +228,10 @@ KINDS = {
 }
 
 
+CONTENDERS = {"ddl": "by_ddl", "tf.data": "by_tf_data", "grain": "by_grain"}
+WITH_GRAIN = ("arrays on the host", "mapped .npy file")
+
+
 # ------------------------------------------------------------ reading
 
 
@@ -242,6 +250,39 @@ def by_tf_data(case: tuple[str, str]) -> Callable[[], float]:
     name, folder = case
     tf.random.set_seed(1)
     return reading(iter(KINDS[name].dataset(Path(folder)).repeat().prefetch(4)))
+
+
+class _Rows:
+    """The images one by one, as grain reads them."""
+
+    def __init__(self, images: np.ndarray) -> None:
+        self._images = images
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, number: int) -> dict[str, np.ndarray]:
+        return {"image": self._images[number]}
+
+
+def by_grain(case: tuple[str, str]) -> Callable[[], float]:
+    """Reads the images of a folder by grain, from memory or mapped."""
+    name, folder = case
+    if not (harness.PEERS / "grain").exists():
+        raise harness.Failed("not installed; `make benchmarks/peers` installs it")
+    sys.path.append(str(harness.PEERS))
+    import grain
+
+    images = images_of(Path(folder))
+    rows = _Rows(images if "mapped" in name else np.array(images))
+    shuffled = grain.MapDataset.source(rows).seed(1).shuffle().repeat().batch(BATCH)
+    options = grain.ReadOptions(prefetch_buffer_size=4, num_threads=os.cpu_count() or 1)
+    batches = iter(shuffled.to_iter_dataset(options))
+
+    def take() -> None:
+        sum(next(batches)["image"].reshape(BATCH, -1)[:, 0].sum(dtype=float) for _ in range(STEPS))
+
+    return harness.timed(take, STEPS)
 
 
 def reading(iterator: Any) -> Callable[[], float]:
@@ -269,18 +310,19 @@ def measure(options: Options) -> Report:
         for name in options.chosen(KINDS):
             contenders = {
                 who: Contender(f"benchmarks.input:{function}", (name, folder))
-                for who, function in (("ddl", "by_ddl"), ("tf.data", "by_tf_data"))
+                for who, function in CONTENDERS.items()
+                if who != "grain" or name in WITH_GRAIN
             }
             times, failed = harness.compare(contenders, *((1, 1) if options.quick else (3, 5)))
             notes += [f"{name}, {why}." for why in failed]
-            if len(times) < len(contenders):
+            if not {"ddl", "tf.data"} <= times.keys():
                 continue
+            microseconds = [spread(times[who], 1e6) if who in times else "" for who in CONTENDERS]
             ratio = spread(times["tf.data"] / times["ddl"])
-            microseconds = [spread(each, 1e6) for each in times.values()]
             rows.append([name, KINDS[name].rival, ratio, *microseconds])
             who, limit = ("the bare decoder's", 0.95) if name == JPEG else ("tf.data's", 1.0)
             targets.append(Target(f"{name}: ddl's speed / {who}", ratio, limit))
-    columns = ["", "tf.data reads", "speed / tf.data's", "µs per batch, ddl", "tf.data"]
+    columns = ["", "tf.data reads", "speed / tf.data's", "µs per batch, ddl", "tf.data", "grain"]
     return Report([Table("Batches", columns, rows)], targets, notes)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
+from ddl.data.source import Source
 from ddl.errors import DataError, place_of, repeats
 
 # Texts of errors that the data cause: iterators name themselves, and kernels name the refused
@@ -36,6 +37,8 @@ def check_same_features(
 ) -> None:
     """Checks that other data have the features of the training data, in the same shapes.
 
+    Logs a warning if a feature is an integer in one and a float in the other.
+
     Args:
       train: `element_spec` of the training data.
       evaluation: `element_spec` of the other data, which may have further features.
@@ -53,24 +56,13 @@ def check_same_features(
                 f"Feature {name!r} must have shape {spec.shape}, as in the training data, got "
                 f"{evaluation[name].shape}. Reshape or resize it; a batch of one is x[np.newaxis]."
             )
-        warn_of_another_kind(name, spec.dtype, evaluation[name].dtype)
-
-
-def warn_of_another_kind(name: str, train: tf.DType, other: tf.DType) -> None:
-    """Logs a warning if a feature is an integer in one data set and a float in another.
-
-    No error, since the values may have the same scale all the same.
-
-    Args:
-      name: Name of the feature.
-      train: Its dtype in the training data.
-      other: Its dtype in other data.
-    """
-    if (train.is_integer and other.is_floating) or (train.is_floating and other.is_integer):
-        logging.warning(
-            f"Feature {name!r} is {train.name} in the training data, but {other.name} in other "
-            "data, so its values may have another scale. Convert both alike, with .astype."
-        )
+        one, other = spec.dtype, evaluation[name].dtype
+        # No error, since the values may have the same scale all the same.
+        if (one.is_integer and other.is_floating) or (one.is_floating and other.is_integer):
+            logging.warning(
+                f"Feature {name!r} is {one.name} in the training data, but {other.name} in other "
+                "data, so its values may have another scale. Convert both alike, with .astype."
+            )
 
 
 def check_same_classes(train: Any, evaluation: Any) -> None:
@@ -83,13 +75,13 @@ def check_same_classes(train: Any, evaluation: Any) -> None:
     Raises:
       DataError: If the classes, or their order, differ.
     """
-    both = train, evaluation
-    names: list[Any] = [getattr(getattr(s, "items", None), "class_names", None) for s in both]
-    if None not in names and list(names[0]) != list(names[1]):
-        ours, theirs = map(", ".join, names)
+    ours, theirs = (
+        getattr(getattr(s, "items", None), "class_names", None) for s in (train, evaluation)
+    )
+    if ours and theirs and list(ours) != list(theirs):
         raise DataError(
-            f"Training data have the classes {ours}, evaluation data {theirs}. Give both the same "
-            "class folders."
+            f"Training data have the classes {', '.join(ours)}, evaluation data "
+            f"{', '.join(theirs)}. Give both the same class folders."
         )
 
 
@@ -124,7 +116,7 @@ def data_errors(*sources: Any) -> Iterator[None]:
             raise
         # Not for an error of the model's kernels.
         for source in sources if "terator" in text else ():
-            if (found := source.undecodable()) is not None:
+            if isinstance(source, Source) and (found := source.undecodable()):
                 raise found from None
         reason = _NODE.split(text)[0].strip().splitlines()[-1].strip()
         reason = _BEFORE_REASON.sub("", reason)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from ddl.data.features import described
 from ddl.data.order import example_at, in_parts
-from ddl.data.source import Arrays, Source
+from ddl.data.source import Source
 from ddl.data.stream import Stream
 from ddl.errors import ConfigError, DataError
 
@@ -83,20 +83,19 @@ def mix(sources: Sequence[Any], shares: Sequence[float]) -> Source:
 
 
 class _Combined:
-    """Examples of several sources, by their indices among those of all."""
+    """Examples of several sources, by their indices among those of all; classes of the first."""
 
     def __init__(self, sources: Sequence[Source], length: int, located: _Located):
         self._sources, self._length, self._located = sources, length, located
         self._ends = np.cumsum([len(source) for source in sources])
+        self.class_names = getattr(sources[0].items, "class_names", None)
 
     def __len__(self) -> int:
         return self._length
 
-    def __getattr__(self, name: str) -> Any:
-        """Returns what belongs to the format, such as `class_names`, of a part of one source."""
-        if name.startswith("_") or len(self._sources) > 1:
-            raise AttributeError(name)
-        return getattr(self._sources[0].items, name)
+    def describe(self, index: int) -> str:
+        numbers, places = in_parts(self._located(np.array([index])), self._ends)
+        return self._sources[numbers[0]].describe(int(places[0]))
 
     def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         numbers, indices = in_parts(self._located(indices), self._ends)
@@ -110,12 +109,9 @@ class _Combined:
 
 def _combined(sources: Sequence[Source], length: int, located: _Located) -> Source:
     items: Any = _Combined(sources, length, located)
-    in_memory = (
-        type(one.items) is Arrays
-        and not any(isinstance(array, np.memmap) for array in one.items.arrays.values())
-        for one in sources
-    )
-    if length <= sum(map(len, sources)) and all(in_memory):
+    maps = [isinstance(x, np.memmap) for one in sources for x in (one.arrays or {}).values()]
+    are_arrays = all(one.arrays is not None for one in sources) and not any(maps)
+    if are_arrays and length <= sum(map(len, sources)):
         items = items.rows(np.arange(length))
     files = [file for source in sources for file in source.files]
     return Source(items, sources[0].decode, files=files)

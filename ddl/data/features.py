@@ -72,8 +72,6 @@ def array_of(value: Any, name: str, what: str) -> np.ndarray:
     try:
         array = np.asarray(value)
         return np.asarray(value, object) if array.dtype.kind in "US" else array
-    except UnicodeError:  # bytes beside text
-        return np.asarray(value, object)
     except ValueError as error:
         raise DataError(
             f"Feature {name!r} of {what} must be an array of numbers or text, but NumPy could not "
@@ -166,11 +164,9 @@ def example_spec(
     spec: Mapping[str, tf.TensorSpec], is_batch: bool, what: str
 ) -> dict[str, tf.TensorSpec]:
     """Returns the specification of one example after checking that its shapes are static."""
-    if is_batch:
-        if rows_in(spec) == 0:
-            raise DataError(f"{what} must be features of equal length, got {described(spec)}.")
-        spec = {name: tf.TensorSpec(one.shape[1:], one.dtype, name) for name, one in spec.items()}
-    return checked_spec(spec, what)
+    if is_batch and rows_in(spec) == 0:
+        raise DataError(f"{what} must be features of equal length, got {described(spec)}.")
+    return checked_spec(spec, what, int(is_batch))
 
 
 def rows_in(spec: Any) -> int | None:
@@ -179,25 +175,25 @@ def rows_in(spec: Any) -> int | None:
     return found.pop() if len(found) == 1 else 0
 
 
-def checked_spec(spec: Any, what: str) -> dict[str, tf.TensorSpec]:
+def checked_spec(spec: Any, what: str, of_batch: int = 0) -> dict[str, tf.TensorSpec]:
     """Returns the specification of an example after checking that all shapes are static.
 
     Args:
       spec: Tensors or their specifications by feature.
       what: Name of the maker of the example, for errors.
+      of_batch: Dimensions that come before those of the example.
 
     Raises:
       DataError: If a feature is not dense, or its shape is not known.
     """
     found = {}
     for name, feature in spec.items():
-        for kind in (tf.SparseTensorSpec, tf.SparseTensor, tf.RaggedTensorSpec, tf.RaggedTensor):
-            if isinstance(feature, kind):
-                raise DataError(
-                    f"Feature {name!r} of {what} is a {kind.__name__}. Make it dense by "
-                    "tf.sparse.to_dense or feature.to_tensor(shape=[…])."
-                )
-        shape = tf.TensorShape(feature.shape)
+        if not isinstance(feature, tf.Tensor | tf.TensorSpec):
+            raise DataError(
+                f"Feature {name!r} of {what} is a {type(feature).__name__}. Make it dense by "
+                "tf.sparse.to_dense or feature.to_tensor(shape=[…])."
+            )
+        shape = tf.TensorShape(feature.shape)[of_batch:]
         if not shape.is_fully_defined():
             raise DataError(
                 f"Feature {name!r} of {what} must have one static shape, got {shape}. {ONE_LENGTH}"

@@ -175,7 +175,7 @@ class BatchPipeline:
           "index", int64 [replicas of this process, count, rows of a replica], and "weight",
           float32, unless `always_full`.
         """
-        index, weight = self._own_indices(first_update, count, Workers(strategy))
+        index, weight, _ = self._own_indices(first_update, count, Workers(strategy))
         made = {"index": index} if self.always_full else {"index": index, "weight": weight}
         return {name: np.ascontiguousarray(each.swapaxes(0, 1)) for name, each in made.items()}
 
@@ -226,8 +226,7 @@ class BatchPipeline:
             features = gather(batch.arrays, element["index"], self.source.element_spec)
             return _weighted(features, element["weight"])
         spec = self.element_spec
-        wide = {name for name, rows in element.items() if rows.dtype != spec[name].dtype}
-        return {**element, **{name: tf.cast(element[name], spec[name].dtype) for name in wide}}
+        return {name: tf.cast(rows, spec[name].dtype) for name, rows in element.items()}
 
     def microbatch(
         self, batch: Batch, features: Mapping[str, tf.Tensor], number: Any = 0, **others: Any
@@ -312,16 +311,15 @@ class BatchPipeline:
         else:
             specs["weight"] = tf.TensorSpec([], tf.float32)
         size = self.global_batch_size * self.batches_per_update // workers.number
-        count = self._updates_at_once(size)
-        together = self._decoded_together(size) if decodes else size
+        row = 8 if self.resident else max(1, source.row_bytes)
+        count = max(1, min(_BLOCK_BYTES // (row * size), _BLOCK_ROWS // size, _BLOCK))
+        together = _decoded_together(source, size) if decodes else size
         groups = count * size // together
         shape = [groups] * (groups > 1) + [together] * (together > 1)
         found = weakref.ref(reader)
 
         def read(number: np.ndarray) -> list[np.ndarray]:
-            alive = found()
-            assert alive is not None  # else the iterator has been dropped
-            rows = alive(int(number), count)
+            rows = found()(int(number), count)  # type: ignore[misc]
             return [rows[name] for name in specs]
 
         @tf.autograph.experimental.do_not_convert  # converting takes longer than tracing
@@ -335,9 +333,8 @@ class BatchPipeline:
         @tf.autograph.experimental.do_not_convert
         def decoded(rows: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
             seeds, counts = rows.pop(_SEED), rows.pop(_COUNTS)
-            if together == 1:
-                return _weighted(source.decoded(rows, seeds), counts)
-            return _weighted(_decoded(source, rows, tf.unstack(seeds)), counts)
+            decode = source.decoded if together == 1 else functools.partial(_decoded, source)
+            return _weighted(decode(rows, seeds), counts)
 
         # Repeated, so that it counts as endless: tf.distribute asks others whether they have ended.
         numbers = tf.data.Dataset.range(first, _ENDLESS, count).repeat()
@@ -351,71 +348,54 @@ class BatchPipeline:
         made = made.batch(size // together, drop_remainder=True)
         return made if together == 1 else _joined(made)
 
-    def _updates_at_once(self, size: int) -> int:
-        """Returns the updates of `size` rows that one call of Python reads."""
-        assert isinstance(self.source, Source)
-        row = 8 if self.resident else max(1, self.source.row_bytes)
-        return max(1, min(_BLOCK_BYTES // (row * size), _BLOCK_ROWS // size, _BLOCK))
-
-    def _decoded_together(self, size: int) -> int:
-        """Returns how many of `size` examples one call decodes: large ones alone, to copy less."""
-        kinds = self.source.element_spec.values()
-        example = sum(one.dtype.size * one.shape.num_elements() for one in kinds)
-        most = max(1, min(_UNROLLED, _UNROLLED_BYTES // max(1, example)))
-        return max(n for n in range(1, most + 1) if size % n == 0)
-
     def _read(self, workers: Workers, update: int, count: int) -> dict[str, np.ndarray]:
         """Reads the rows of this process in updates, with their weights, padding and seeds."""
         assert isinstance(self.source, Source)
-        index, weight = (each.ravel() for each in self._own_indices(update, count, workers))
+        index, weight, epoch = (x.ravel() for x in self._own_indices(update, count, workers))
         if self.resident:
             return {"index": index, "weight": weight}
         rows = self.source.rows(index)
         if self.source.decode is None:
             own = rows.get("weight")
             return {**rows, "weight": weight if own is None else weight * own.astype(np.float32)}
-        steps = steps_per_epoch(len(self.source), self.global_batch_size)
-        number = self.batches_per_update
-        epochs = (update * number + np.arange(count * number)) // steps
-        replicas = workers.replicas_of_each
-        shape = count, replicas, number, len(index) // (count * replicas * number)
-        of_rows = np.broadcast_to(epochs.reshape(count, 1, number, 1), shape).ravel()
-        return {**rows, _SEED: self._seeds(index, of_rows), _COUNTS: weight}
+        return {**rows, _SEED: self._seeds(index, epoch), _COUNTS: weight}
 
     def _seeds(self, index: np.ndarray, epoch: np.ndarray) -> np.ndarray:
         """Returns the seeds of examples in their epochs, int64 [b, 2]."""
-        epochs, places = np.unique(epoch, return_inverse=True)
-        keys = np.array([hashed(self.order_seed, "decode", int(one)) for one in epochs])
-        return np.stack([keys[places], index], axis=1)
+        key = np.array([hashed(self.order_seed, "decode")])
+        return np.stack([key + epoch, index], axis=1)
 
-    def _own_indices(
-        self, first_update: int, count: int, workers: Workers
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns indices and weights of this process, [count, own replicas, rows of a replica]."""
+    def _own_indices(self, update: int, count: int, workers: Workers) -> tuple[np.ndarray, ...]:
+        """Returns index, weight and epoch of the rows of this process.
+
+        Returns:
+          Three arrays, each [count, own replicas, rows of a replica].
+        """
         number, own = self.batches_per_update, workers.replicas_of_each
-        replicas = workers.number * own
-        order = self.order(self.global_batch_size)
-        found = batch_indices(first_update * number, count * number, **order)
-        shape, begin = (count, number, self.microbatches, replicas, -1), workers.index * own
-        index, weight = (
+        first, order = update * number, self.order(self.global_batch_size)
+        index, weight = batch_indices(first, count * number, **order)
+        steps = steps_per_epoch(order["num_examples"], self.global_batch_size)
+        epoch = np.arange(first, first + count * number)[:, np.newaxis] // steps
+        replicas, begin = workers.number * own, workers.index * own
+        shape = count, number, self.microbatches, replicas, -1
+        grouped = (
             each.reshape(shape).transpose(0, 3, 1, 2, 4).reshape(count, replicas, -1)
-            for each in found
+            for each in (index, weight, np.broadcast_to(epoch, index.shape))
         )
-        return index[:, begin : begin + own], weight[:, begin : begin + own]
+        return tuple(each[:, begin : begin + own] for each in grouped)
 
     def _updates_of_stream(self, stream: Stream, first: int, workers: Workers) -> tf.data.Dataset:
         """Builds `_updates` of a stream, which every worker reads whole."""
-        number, replicas = self.batches_per_update, workers.replicas_of_each
-        rows = np.arange(self.global_batch_size)
-        of_microbatch = rows.reshape(self.microbatches, workers.number * replicas, -1)
-        own = of_microbatch.transpose(1, 0, 2).reshape(workers.number, -1)[workers.index]
-        batches = stream.batches(self.global_batch_size, first * number, rows=own)
-        if number == 1:
+        number, shape = self.batches_per_update, (workers.number, workers.replicas_of_each, -1)
+        batches = stream.batches(self.global_batch_size, first * number)
+        if number > 1:
+            batches = _joined(batches.batch(number, drop_remainder=True))
+        rows = np.arange(number * self.global_batch_size)
+        of_workers = rows.reshape(number, self.microbatches, *shape)
+        own = of_workers[:, :, workers.index].transpose(2, 0, 1, 3).ravel()
+        if np.array_equal(own, rows):
             return batches
-        # Batches one after the other, each grouped by replica, become one group a replica.
-        order = np.arange(number * len(own)).reshape(number, replicas, -1).swapaxes(0, 1).ravel()
-
-        return _joined(batches.batch(number, drop_remainder=True), order)
+        return batches.map(lambda batch: {name: tf.gather(x, own) for name, x in batch.items()})
 
     def _sent(self, dataset: tf.data.Dataset, widens: bool) -> tf.data.Dataset:
         """Leaves out weights that are all 1, and widens integers that GPUs would keep on the host.
@@ -443,34 +423,36 @@ def _weighted(features: dict[str, tf.Tensor], counts: tf.Tensor) -> dict[str, tf
     return {**features, "weight": counts}
 
 
+def _decoded_together(source: Source, size: int) -> int:
+    """Returns how many of `size` examples one call decodes: large ones alone, to copy less."""
+    kinds = source.element_spec.values()
+    example = sum(one.dtype.size * one.shape.num_elements() for one in kinds)
+    most = max(1, min(_UNROLLED, _UNROLLED_BYTES // max(1, example)))
+    return max(n for n in range(1, most + 1) if size % n == 0)
+
+
 def _decoded(source: Source, rows: dict[str, tf.Tensor], seeds: Any) -> dict[str, tf.Tensor]:
     """Decodes examples in one function: a call of tf.data takes longer than small examples."""
+    columns = {name: tf.unstack(column) for name, column in rows.items()}  # of one: no copy
     examples = [
-        source.decoded({name: column[row] for name, column in rows.items()}, seed)
-        for row, seed in enumerate(seeds)
+        source.decoded({name: column[row] for name, column in columns.items()}, seed)
+        for row, seed in enumerate(tf.unstack(seeds))
     ]
     return {name: tf.stack([one[name] for one in examples]) for name in examples[0]}
 
 
-def _joined(batches: tf.data.Dataset, order: np.ndarray | None = None) -> tf.data.Dataset:
-    """Joins groups of rows, [groups, rows, …], and reorders the rows if an order is given."""
-
-    @tf.autograph.experimental.do_not_convert
-    def join(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        rows = {n: tf.reshape(r, [-1, *r.shape[2:]]) for n, r in batch.items()}
-        return rows if order is None else {n: tf.gather(r, order) for n, r in rows.items()}
-
-    return batches.map(join)
+def _joined(batches: tf.data.Dataset) -> tf.data.Dataset:
+    """Joins groups of rows, [groups, rows, …]."""
+    return batches.map(lambda rows: {n: tf.reshape(r, [-1, *r.shape[2:]]) for n, r in rows.items()})
 
 
 def _by_replica(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
     """Splits elements, whose rows are grouped by replica, into one element for each replica."""
-
-    @tf.autograph.experimental.do_not_convert
-    def split(element: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        return {n: tf.reshape(r, [replicas, -1, *r.shape[1:]]) for n, r in element.items()}
-
-    return dataset.map(split).unbatch() if replicas > 1 else dataset
+    if replicas == 1:
+        return dataset
+    return dataset.map(
+        lambda rows: {n: tf.reshape(r, [replicas, -1, *r.shape[1:]]) for n, r in rows.items()}
+    ).unbatch()
 
 
 def _finished(dataset: tf.data.Dataset, ahead: bool) -> tf.data.Dataset:

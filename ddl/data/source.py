@@ -2,7 +2,6 @@
 
 import re
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ Example = Mapping[str, Any]
 Decode = Callable[[dict[str, tf.Tensor], tf.Tensor], Example]
 """A function of an item and a seed that returns an example; see `Source`."""
 
-_LOOKED_FOR_SECONDS = 60
+_MOST_DECODED = 100_000  # which takes minutes
 
 
 class Arrays:
@@ -101,6 +100,8 @@ class Source:
       arrays: The arrays, if the examples are their rows; else None.
       element_spec: Shape and dtype of each feature of one example.
       decode: `decode`.
+      decoded: A function of an item and its seed that returns the features of the example; None
+        without `decode`.
       files: Paths of the files that are read, whose names and sizes several workers compare.
       row_bytes: Bytes of item 0.
       error: The error that ended the last read, which TensorFlow reports as a text; None if none.
@@ -127,7 +128,7 @@ class Source:
         self.items, self.files, self.decode = items, tuple(files), decode
         self.arrays = items.arrays if isinstance(items, Arrays) and decode is None else None
         self.error: Exception | None = None
-        self._decode: Any = None
+        self.decoded: Any = None
         self._lock = threading.Lock()
         self._alike = features.Alike()
         self._read_rows = getattr(items, "rows", None)
@@ -157,10 +158,10 @@ class Source:
         """Returns the number of examples."""
         return self._length
 
-    def decoded(self, item: dict[str, tf.Tensor], seed: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns the features that `decode` makes of an item; see `Source`."""
-        assert self._decode is not None
-        return self._decode(item, seed)
+    def describe(self, index: int) -> str:
+        """Returns the name of an item for messages, by `items.describe` if the items have it."""
+        own = getattr(self.items, "describe", f"item {{:,}} of {self.name}".format)
+        return own(index)
 
     def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Reads items, before `decode`. Called by threads of tf.data.
@@ -185,30 +186,25 @@ class Source:
             raise
 
     def undecodable(self) -> DataError | None:
-        """Looks for the first item that `decode` fails on, for at most a minute.
+        """Looks for the first item that `decode` fails on, among the first 100,000.
 
         TensorFlow's error does not tell which it is.
 
         Returns:
-          An error that names it, by `items.describe(index)` if the items have it; None if none is
-          found.
+          An error that names it by `describe`; None if none is found.
         """
-        until = time.monotonic() + _LOOKED_FOR_SECONDS
         if self.decode is None:
             return None
-        for index in range(len(self)):
+        for index in range(min(len(self), _MOST_DECODED)):
             rows = self.rows(np.array([index]))
             item = {name: tf.constant(column[0]) for name, column in rows.items()}
             try:
                 self.decode(item, tf.zeros([2], tf.int64))  # its errors are shorter than a graph's
             except tf.errors.OpError as error:
-                describe = getattr(self.items, "describe", f"item {{:,}} of {self.name}".format)
                 return DataError(
-                    f"{definition_of(self.decode)} failed on {describe(index)}: "
+                    f"{definition_of(self.decode)} failed on {self.describe(index)}: "
                     f"{first_line(error)}. Correct or remove it."
                 )
-            if time.monotonic() > until:
-                break
         return None
 
     def _rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
@@ -221,7 +217,7 @@ class Source:
         examples = [self._example(*one) for one in zip(numbers, items, strict=True)]
         return {
             name: features.taken_by_tensorflow(np.stack([one[name] for one in examples]))
-            for name in self.row_spec
+            for name in examples[0]
         }
 
     def _read(self, numbers: list[int]) -> list[Any]:
@@ -253,24 +249,21 @@ class Source:
 
     def _check_protocol(self) -> None:
         indexed = self._read_items is not None or self._read_rows is not None
-        for needed in ("__len__",) if indexed else ("__len__", "__getitem__"):
-            if not hasattr(self.items, needed):
-                raise DataError(
-                    f"A source needs __len__ and __getitem__ (or __getitems__), but {self.name} "
-                    f"has no {needed}. Pass a generator or a pipeline to ddl.data.stream."
-                )
+        needed = ("__len__",) if indexed else ("__len__", "__getitem__")
+        if lacking := [method for method in needed if not hasattr(self.items, method)]:
+            raise DataError(
+                f"A source needs __len__ and __getitem__ (or __getitems__), but {self.name} "
+                f"has no {lacking[0]}. Pass a generator or a pipeline to ddl.data.stream."
+            )
 
     def _first(self) -> dict[str, np.ndarray]:
-        if self._read_rows is not None:
-            rows = self._read_rows(np.zeros(1, np.int64))
-            return {name: np.asarray(column)[0, ...] for name, column in rows.items()}
-        first, again = (self._example(0, self._read([0])[0]) for _ in range(2))
+        first, again = (self._rows(np.zeros(1, np.int64)) for _ in range(2))
         if not are_same(first, again):
             raise DataError(
                 f"Two reads of item 0 of {self.name} differ, so a run could not be resumed. "
                 "Augment in decode(item, seed) by stateless operations, or in the model."
             )
-        return first
+        return {name: column[0, ...] for name, column in first.items()}
 
     def _decoded_spec(self, decode: Decode) -> dict[str, tf.TensorSpec]:
         check_takes("Source.decode", decode, ("item", "seed"))
@@ -279,15 +272,15 @@ class Source:
             made = tf.autograph.experimental.do_not_convert(decode)(item, seed)
             return features.named(made, definition_of(decode))
 
-        self._decode = tf.function(example, autograph=False).get_concrete_function(
+        self.decoded = tf.function(example, autograph=False).get_concrete_function(
             self.row_spec, tf.TensorSpec([2], tf.int64)
         )
-        if drawn := drawn_by_state(self._decode.graph):
+        if drawn := drawn_by_state(self.decoded.graph):
             raise DataError(
                 f"{definition_of(decode)} draws random numbers by {drawn}, which a resumed run "
                 "would draw differently. Pass the seed to tf.random.stateless_uniform or the like."
             )
-        return features.checked_spec(self._decode.structured_outputs, definition_of(decode))
+        return features.checked_spec(self.decoded.structured_outputs, definition_of(decode))
 
 
 def first_line(error: Exception) -> str:
@@ -296,10 +289,8 @@ def first_line(error: Exception) -> str:
 
 
 def are_same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
-    """Returns whether two examples are equal, numbers to the bit."""
+    """Returns whether two examples are equal, NaN included."""
     return first.keys() == second.keys() and all(
-        one.dtype == two.dtype
-        and one.shape == two.shape
-        and (np.array_equal(one, two) if one.dtype == object else one.tobytes() == two.tobytes())
-        for one, two in ((first[name], second[name]) for name in first)
+        np.array_equal(one, second[name]) or one.tobytes() == second[name].tobytes()
+        for name, one in first.items()
     )

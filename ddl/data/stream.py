@@ -2,12 +2,13 @@
 
 import collections
 import contextlib
+import functools
 import inspect
 import itertools
 import traceback
 import weakref
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -22,10 +23,6 @@ from ddl.errors import DataError, check_takes, definition_of
 # Parts of private class names of tf.data: operations that turn batches into other elements. Nothing
 # but the operations tells a batch of 50 images from one example of 50 images.
 _MAKE_OTHERS = ("Unbatch", "FlatMap", "Interleave", "Window")
-
-_AS_BATCHES = (
-    "Pass ddl.data.stream(data, batched=True) if elements are batches, else batched=False."
-)
 
 _COMPARED = 32  # examples that are read twice at the start
 _AT_ONCE = 32  # examples that one call of Python reads: tf.data's own batches take one for each
@@ -87,6 +84,7 @@ class Stream:
       files: Empty: the files are the user's.
       num_examples: Examples of one pass; None if unknown or infinite.
       is_endless: Whether a pass is known to have no end.
+      sample: The first examples, at most 32, as arrays [b, …] by feature.
       is_repeatable: Whether two reads of the first examples were the same. Several workers, each of
         which keeps its rows, need that.
       runs_python: Whether Python of the user's reads, which parameter servers' workers cannot run.
@@ -122,17 +120,13 @@ class Stream:
         first, again = (next(self._read(examples), {}) for _ in range(2))
         if not first or known == 0:
             raise DataError(f"{name} must have at least 1 example, got 0. Correct what it reads.")
-        self.is_repeatable = are_same(first, again)
+        self.sample, self.is_repeatable = first, are_same(first, again)
         if not self.is_repeatable:
             logging.warning(
                 f"{name}: two reads of the first examples differ. Unless all its draws have seeds, "
                 "a resumed run reads others: ddl.data.stream(lambda epoch: ….shuffle(n, "
                 "seed=epoch)). A seeded shuffle also takes reshuffle_each_iteration=False."
             )
-
-    def undecodable(self) -> DataError | None:
-        """Returns None: TensorFlow's error tells all that is known of a stream."""
-        return None
 
     def count(self) -> int:
         """Returns the examples of one pass; reads it to its end if their number is unknown.
@@ -151,35 +145,25 @@ class Stream:
             self.num_examples = sum(len(next(iter(batch.values()))) for batch in batches)
         return self.num_examples
 
-    def batches(
-        self, global_batch_size: int, first_batch: int, rows: np.ndarray | None = None
-    ) -> tf.data.Dataset:
+    def batches(self, global_batch_size: int, first_batch: int) -> tf.data.Dataset:
         """Builds the batches from number `first_batch` on, without end.
 
         Args:
           global_batch_size: B.
           first_batch: Batch number, counted from 0 over the whole run.
-          rows: Rows of each batch to keep, in this order, int [b]; None: all.
 
         Returns:
-          A data set of infinite cardinality: dicts of features [b, …], and "weight", float32 [b].
+          A data set of infinite cardinality: dicts of features [B, …], and "weight", float32 [B].
           The last batch of a pass repeats rows with weight 0. Reading fails, with the message of a
           DataError, if a pass has fewer or more examples than `num_examples`, or none.
         """
-        first_pass, skipped = 0, first_batch
-        if self.num_examples is not None:
-            steps = steps_per_epoch(self.num_examples, global_batch_size)
-            first_pass, skipped = divmod(first_batch, steps)
+        steps = steps_per_epoch(self.num_examples, global_batch_size) if self.num_examples else 0
+        first_pass, skipped = divmod(first_batch, steps) if steps else (0, first_batch)
         batches = self._passes(global_batch_size, first_pass)
-        reader = batches._ddl_reader
         if skipped:
             batches = self._skipped(batches, skipped, global_batch_size)
-        kept = np.arange(global_batch_size) if rows is None else np.asarray(rows)
-        batches = batches.map(lambda batch: self._finished(batch, global_batch_size, kept))
         infinite = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
-        batches = batches.apply(infinite)
-        batches._ddl_reader = reader
-        return batches
+        return batches.apply(infinite)
 
     def _find_elements(self) -> int:
         """Finds out whether elements are batches; returns the examples of a pass.
@@ -194,7 +178,8 @@ class Stream:
         if self._is_batched is None:
             if rows is None and operation is None and all(s.shape.rank == 1 for s in spec.values()):
                 raise DataError(
-                    f"{what} may be a batch, or vary: {features.described(spec)}. {_AS_BATCHES}"
+                    f"{what} may be a batch, or vary: {features.described(spec)}. Pass "
+                    "ddl.data.stream(data, batched=True) if it is a batch, else batched=False."
                 )
             # Another number of rows than the operation made is no longer its batch.
             self._is_batched = rows is None or (rows > 0 and made in (None, rows))
@@ -215,7 +200,7 @@ class Stream:
         return tf.data.UNKNOWN_CARDINALITY
 
     def _passes(self, size: int, first: int, count: int | None = None) -> tf.data.Dataset:
-        """Returns batches of `size`, whose last one of a pass may be shorter.
+        """Returns passes in batches of `size`; if `count` is given, as they are, else finished.
 
         TensorFlow keeps a function of Python for good, so it only gets a weak reference to the
         reader of the passes; the data set keeps the reader.
@@ -225,14 +210,16 @@ class Stream:
           first: Number of the first pass.
           count: Number of passes; None: without end, with a check of the examples of each.
         """
-        held: collections.deque[tf.data.Dataset] = collections.deque(maxlen=4)
+        held: collections.deque[Any] = collections.deque(maxlen=4)
 
         def read(number: tf.Tensor) -> tf.Tensor:
-            held.append(batched(self._dataset(int(number))))
-            return _optimized(held[-1])  # one that is freed loses its generators
+            made = self._dataset(int(number))
+            if not held or held[-1][0] is not made:
+                # The deque keeps the data sets: one that is freed loses its generators.
+                held.append((made, blocks := batched(made), _optimized(blocks)))
+            return held[-1][-1]
 
         found = weakref.ref(read)
-        zeros = {n: tf.zeros([0, *one.shape], one.dtype) for n, one in self.element_spec.items()}
 
         @tf.autograph.experimental.do_not_convert
         def passed(number: tf.Tensor) -> tf.data.Dataset:
@@ -242,16 +229,17 @@ class Stream:
             return tf.data.experimental.from_variant(variant, spec)
 
         def batched(elements: tf.data.Dataset) -> tf.data.Dataset:
-            if self._is_batched:
-                # Python's own reader has named the features.
-                named = elements if self._alike.spec else elements.map(self._named)
-                blocks = named.rebatch(size, drop_remainder=self.is_endless)
-            else:
-                blocks = elements.batch(size, drop_remainder=self.is_endless).map(self._named)
+            if any(type(s) is not tf.TensorSpec for s in tf.nest.flatten(elements.element_spec)):
+                elements = elements.map(self._named)  # ragged ones become dense
+            batch = elements.rebatch if self._is_batched else elements.batch
+            blocks = batch(size, drop_remainder=self.is_endless)
             if count is not None or self.is_endless:
                 return blocks
             # A batch without rows marks the end of a pass.
-            return blocks.concatenate(tf.data.Dataset.from_tensors(zeros))
+            end = tf.nest.map_structure(
+                lambda one: tf.zeros([0, *one.shape[1:]], one.dtype), blocks.element_spec
+            )
+            return blocks.concatenate(tf.data.Dataset.from_tensors(end))
 
         spec = batched(self._first).element_spec
         if self.runs_python:
@@ -260,9 +248,12 @@ class Stream:
             passes = tf.data.Dataset.range(first, end).flat_map(passed)
         else:
             passes = batched(self._first).repeat(count)
-        if count is None and not self.is_endless:
-            counted = passes.scan(tf.zeros([], tf.int64), self._counted)
-            passes = counted.filter(lambda batch: _rows_of(batch) > 0)
+        if count is None:
+            # One function for each batch: tf.data forwards arguments without a call.
+            finished = passes.scan(tf.zeros([], tf.int64), functools.partial(self._finished, size))
+            passes = finished.filter(lambda has_rows, _: has_rows).map(lambda _, batch: batch)
+        else:
+            passes = passes.map(self._named)
         passes._ddl_reader = read
         return passes
 
@@ -275,16 +266,35 @@ class Stream:
         return example | {n: one.to_tensor(shape=one.shape) for n, one in ragged.items()}
 
     @tf.autograph.experimental.do_not_convert
-    def _counted(self, before: tf.Tensor, batch: Any) -> tuple[tf.Tensor, Any]:
-        rows, wanted = _rows_of(batch), self.num_examples
-        total, is_end = before + rows, tf.equal(rows, 0)
+    def _finished(self, size: int, before: tf.Tensor, element: Any) -> tuple[tf.Tensor, Any]:
+        """Pads a batch to `size` rows, which repeat its own with weight 0.
+
+        Returns:
+          Examples of the pass until now; and whether the batch has rows, and the batch.
+        """
+        batch, wanted = self._named(element), self.num_examples
+        rows = tf.shape(next(iter(batch.values())))[0]
+        total, is_end = before + tf.cast(rows, tf.int64), tf.equal(rows, 0)
         fits = total > 0
         if wanted is not None:
             fits = tf.where(is_end, tf.equal(total, wanted), total <= wanted)
         text = f"{self.name} must have {wanted or 'at least 1'} examples in each pass, got {{}}."
-        message = tf.strings.format(text, total)
-        with tf.control_dependencies([tf.debugging.Assert(fits, [message])]):
-            return tf.where(is_end, tf.zeros([], tf.int64), total), batch
+        has_weight = "weight" in batch
+        batch["weight"] = (
+            features.checked_weight(batch["weight"]) if has_weight else tf.ones([rows])
+        )
+
+        def repeated() -> dict[str, tf.Tensor]:
+            # The end of a pass has no rows.
+            places, one = tf.range(size), {n: v.shape[1:] for n, v in batch.items()}
+            more = {n: tf.concat([v, tf.zeros([1, *one[n]], v.dtype)], 0) for n, v in batch.items()}
+            found = {n: tf.gather(v, places % tf.maximum(rows, 1)) for n, v in more.items()}
+            return {**found, "weight": tf.where(places < rows, found["weight"], 0.0)}
+
+        found = tf.cond(rows < size, repeated, lambda: batch)  # a whole batch is not copied
+        found = {n: tf.ensure_shape(v, [size, *v.shape[1:]]) for n, v in found.items()}
+        with tf.control_dependencies([tf.debugging.Assert(fits, [tf.strings.format(text, total)])]):
+            return tf.where(is_end, tf.zeros([], tf.int64), total), (~is_end, found)
 
     def _skipped(self, batches: tf.data.Dataset, count: int, size: int) -> tf.data.Dataset:
         logging.warning("Skipping %s examples of %s", f"{count * size:,}", self.name)
@@ -295,25 +305,9 @@ class Stream:
             is_due = (numbered[0] < count) & (now > last + _SECONDS)
             told_of = tf.cond(is_due, lambda: tf.print(*texts, "examples of", self.name), tf.no_op)
             with tf.control_dependencies([told_of]):
-                return tf.where(is_due, now, last), numbered
+                return tf.where(is_due, now, last), numbered[1]
 
-        numbered = batches.enumerate().scan(tf.timestamp(), told)
-        return numbered.skip(count).map(lambda number, batch: batch)
-
-    @tf.autograph.experimental.do_not_convert
-    def _finished(self, batch: Any, size: int, kept: np.ndarray) -> dict[str, tf.Tensor]:
-        """Pads a batch to `size` rows with weight 0, and keeps some of them."""
-        rows = tf.cast(_rows_of(batch), tf.int32)
-        batch = {"weight": tf.ones([rows]), **batch}
-        batch["weight"] = features.checked_weight(batch["weight"])
-
-        def gathered() -> dict[str, tf.Tensor]:
-            chosen = {name: tf.gather(values, kept % rows) for name, values in batch.items()}
-            return {**chosen, "weight": tf.where(kept < rows, chosen["weight"], 0.0)}
-
-        is_whole = tf.equal(rows, size) & np.array_equal(kept, np.arange(size))
-        found = tf.cond(is_whole, lambda: batch, gathered)  # a whole batch is not copied
-        return {n: tf.ensure_shape(v, [len(kept), *v.shape[1:]]) for n, v in found.items()}
+        return batches.enumerate().scan(tf.timestamp(), told).skip(count)
 
     def _read(self, dataset: tf.data.Dataset) -> Iterator[dict[str, np.ndarray]]:
         try:
@@ -327,7 +321,7 @@ class Stream:
         """Returns the user's data set of a pass; of an iterable, a data set of batches."""
         with self._data_errors():
             made = self._data(number) if self.runs_python else self._data
-            if isinstance(made, _Batches):
+            if isinstance(made, keras.utils.PyDataset):
                 made = self._from_batches(made)
             elif not isinstance(made, tf.data.Dataset):
                 made = self._from_iterable(made)
@@ -352,16 +346,18 @@ class Stream:
         dataset._ddl_reader = batches
         return dataset
 
-    def _from_batches(self, batches: "_Batches") -> tf.data.Dataset:
+    def _from_batches(self, batches: keras.utils.PyDataset) -> tf.data.Dataset:
         """Returns a data set that reads batches by their numbers, by the PyDataset's workers."""
 
         def read(number: np.ndarray) -> list[np.ndarray]:
             with self._data_errors():
-                batch = self._checked(int(number), batches.data[int(number)])
+                batch = self._checked(int(number), batches[int(number)])
                 return [np.array(batch[name]) for name in self._alike.spec]  # may be refilled
 
         if self._first is None:
-            self._checked(0, batches.data[0])
+            self._checked(0, batches[0])
+        elif self._first.cardinality() == batches.num_batches:
+            return self._first  # made anew, it would be traced anew
         spec, weak = dict(self._alike.spec), weakref.ref(read)  # as in `_passes`
 
         @tf.autograph.experimental.do_not_convert
@@ -371,8 +367,7 @@ class Stream:
             pairs = zip(columns, spec.items(), strict=True)
             return {name: tf.ensure_shape(x, [None, *one.shape]) for x, (name, one) in pairs}
 
-        numbers = tf.data.Dataset.range(batches.number)
-        workers = max(1, batches.data.workers)
+        numbers, workers = tf.data.Dataset.range(batches.num_batches), max(1, batches.workers)
         made = numbers.map(read_batch, num_parallel_calls=workers, deterministic=True)
         made._ddl_reader = read
         return made
@@ -399,29 +394,20 @@ class Stream:
             raise self.error from None
 
 
-class _Batches(NamedTuple):
-    """The batches of a PyDataset in an epoch."""
-
-    data: keras.utils.PyDataset
-    number: int
-
-
 class _Epochs:
-    """The batches of a PyDataset in an epoch, which its hooks have to reach first."""
+    """A PyDataset in an epoch, which its hooks reach first; an iterator if it has no end."""
 
     def __init__(self, data: keras.utils.PyDataset):
         self._data, self._begun = data, 0
 
-    def __call__(self, epoch: int) -> Iterator[Any] | _Batches:
+    def __call__(self, epoch: int) -> Any:
         while self._begun <= epoch:
             if self._begun:
                 self._data.on_epoch_end()
             self._data.on_epoch_begin()
             self._begun += 1
-        count = self._data.num_batches
-        if count is None:
-            return map(self._data.__getitem__, itertools.count())
-        return _Batches(self._data, count)
+        is_endless = self._data.num_batches is None
+        return map(self._data.__getitem__, itertools.count()) if is_endless else self._data
 
 
 def _optimized(dataset: tf.data.Dataset) -> tf.Tensor:
@@ -437,10 +423,6 @@ def _optimized(dataset: tf.data.Dataset) -> tf.Tensor:
         output_types=[spec.dtype for spec in specs],
         output_shapes=[spec.shape for spec in specs],
     )
-
-
-def _rows_of(batch: Any) -> tf.Tensor:
-    return tf.shape(next(iter(batch.values())), tf.int64)[0]
 
 
 def _batch_operation(dataset: tf.data.Dataset) -> tf.data.Dataset | None:

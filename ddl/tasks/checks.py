@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from ddl.errors import ConfigError, DataError
 
@@ -93,10 +94,26 @@ def check_inputs(
         _check_input(model, name, spec[name], tensor)
         for layer in model.layers:
             inputs = [x for node in layer._inbound_nodes for x in node.input_tensors]
+            if isinstance(layer, keras.layers.Rescaling) and any(x is tensor for x in inputs):
+                _warn_of_tiny(source, name, layer)
             if isinstance(layer, keras.layers.Embedding) and any(x is tensor for x in inputs):
                 remedy = f"Give the table {layer.name!r} of {model.name!r} more rows."
                 check_range(source, name, layer.input_dim, f"Feature {name!r}", remedy)
     return left[0] if len(left) == 1 else input_name
+
+
+def _warn_of_tiny(source: Any, name: str, layer: keras.layers.Rescaling) -> None:
+    """Logs a warning if a factor for bytes scales floats, as those from 0 to 1, to nearly 0."""
+    known = getattr(source, "arrays", None) or getattr(source, "sample", None) or {}
+    values = known.get(name)
+    if values is None or values.dtype.kind != "f" or np.ndim(layer.scale):
+        return
+    largest = max(values.max(), -values.min()) * layer.scale
+    if largest < 0.1:
+        logging.warning(
+            f"Layer {layer.name!r} scales feature {name!r} to at most {largest:.2g}. For floats "
+            "set the model's input_scale = 1."
+        )
 
 
 def _check_input(model: keras.Model, name: str, spec: tf.TensorSpec, taken: Any) -> None:

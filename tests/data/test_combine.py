@@ -9,8 +9,6 @@ from ddl.data.combine import concatenate, mix, subset
 class Items:
     """Numbers from `first` on, read one by one."""
 
-    class_names = ("even", "odd")
-
     def __init__(self, first, count):
         self.first, self.count = first, count
 
@@ -37,22 +35,18 @@ def numbers(source):
     return rows["x"].tolist()
 
 
-MAKES = [arrays, Items]
-
-
-@pytest.mark.parametrize("make", MAKES)
+@pytest.mark.parametrize("make", [arrays, Items])
 def test_subsets_hold_the_first_or_the_listed_examples(make):
     assert numbers(subset(make(10, 6), 3)) == [10, 11, 12]
     assert numbers(subset(make(10, 6), [4, 0, 4])) == [14, 10, 14]
     assert numbers(subset(subset(make(10, 6), [5, 3, 1]), np.array([2, 0]))) == [11, 15]
 
 
-@pytest.mark.parametrize("make", MAKES)
+@pytest.mark.parametrize("make", [arrays, Items])
 def test_concatenations_hold_all_examples_in_order(make):
     joined = concatenate([make(0, 3), make(10, 1), make(20, 2)])
     assert numbers(joined) == [0, 1, 2, 10, 20, 21]
-    rows = joined.rows(np.array([5, 0, 3, 5]))
-    assert rows["x"].tolist() == [21, 0, 10, 21]
+    assert joined.rows(np.array([5, 0, 3, 5]))["x"].tolist() == [21, 0, 10, 21]
 
 
 def test_a_mixture_has_its_shares_and_holds_each_example():

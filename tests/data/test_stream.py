@@ -1,14 +1,16 @@
 """A user's pipeline as it is: every form gives the batches of the same examples."""
 
 import threading
+import types
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from ddl.data.stream import stream
+from ddl.data import BatchPipeline, pipeline, stream
 from ddl.errors import ConfigError, DataError
+from tests.conftest import make_strategy
 
 N = 11
 X = np.arange(2 * N, dtype=np.float32).reshape(N, 2)
@@ -21,11 +23,6 @@ def examples(count=N):
 
 def one_by_one():
     yield from zip(X, Y, strict=True)
-
-
-def in_fours():
-    for start in range(0, N, 4):
-        yield {"input": X[start : start + 4], "label": Y[start : start + 4]}
 
 
 class Batches(keras.utils.PyDataset):
@@ -44,10 +41,10 @@ class Batches(keras.utils.PyDataset):
         self.shift += 100
 
 
-def labels(data, size, first=0, count=6, rows=None):
+def labels(data, size, first=0, count=6):
     """Returns the labels of batches, with -1 for padding."""
     found = stream(data) if not hasattr(data, "batches") else data
-    batches = found.batches(size, first, rows)
+    batches = found.batches(size, first)
     assert batches.cardinality() == tf.data.INFINITE_CARDINALITY
     assert all(spec.shape.is_fully_defined() for spec in batches.element_spec.values())
     read = list(batches.take(count).as_numpy_iterator())
@@ -63,12 +60,8 @@ KNOWN = {
 }
 UNKNOWN = {
     "filtered batches": lambda: examples().batch(3).filter(lambda x, y: True),
-    "batches of from_generator": lambda: tf.data.Dataset.from_generator(
-        in_fours,
-        output_signature={
-            "input": tf.TensorSpec([None, 2]),
-            "label": tf.TensorSpec([None], tf.int64),
-        },
+    "batches that a map made": lambda: tf.data.Dataset.range(0, N, 4).map(
+        lambda n: (tf.constant(X)[n : n + 4], tf.constant(Y)[n : n + 4])
     ),
     "a PyDataset": lambda: type("Still", (Batches,), {"on_epoch_end": lambda self: None})(),
     "a generator": lambda: one_by_one,
@@ -77,16 +70,13 @@ UNKNOWN = {
 
 @pytest.mark.parametrize("make", [*KNOWN.values(), *UNKNOWN.values()], ids=[*KNOWN, *UNKNOWN])
 def test_each_pass_holds_each_example_once_in_order(make):
-    found = make()
-    found = found if hasattr(found, "batches") else stream(found)
+    found = stream(make())
     assert {name: (spec.shape, spec.dtype) for name, spec in found.element_spec.items()} == {
         "input": ([2], tf.float32),
         "label": ([], tf.int64),
     }
     assert labels(found, 4) == PASS + PASS
     assert found.num_examples == (N if make in KNOWN.values() else None)
-    assert not found.is_endless
-    assert found.is_repeatable
 
 
 def epochs(epoch):
@@ -101,10 +91,10 @@ def generated(epoch):
 @pytest.mark.parametrize(
     "make", [lambda: epochs, lambda: generated, Batches, lambda: examples().repeat(3)]
 )
-def test_a_run_resumes_at_any_batch(make):
-    first = 7
-    whole = labels(make(), 4, 0, first + 3)
-    assert labels(make(), 4, first, 3) == whole[first:]
+def test_a_run_resumes_at_any_batch(make, caplog):
+    whole = labels(make(), 4, 0, 10)
+    assert labels(make(), 4, 7, 3) == whole[7:]
+    assert caplog.text.count("Skipping ") == 1
 
 
 def test_a_function_of_the_epoch_makes_each_pass():
@@ -117,15 +107,21 @@ def test_endless_data_are_never_padded():
     for data in (examples().repeat(), examples().batch(3).repeat()):
         found = stream(data)
         assert found.is_endless
-        assert found.num_examples is None
         assert labels(found, 4, 2, 2) == [[8, 9, 10, 0], [1, 2, 3, 4]]
         with pytest.raises(DataError, match="has no end.*TRAIN_STEPS.*take"):
             found.count()
 
 
-def test_workers_keep_their_rows():
-    rows = np.array([3, 0])
-    assert labels(examples().batch(3), 4, 1, 3, rows) == [[7, 4], [-1, 8], [3, 0]]
+def test_workers_keep_their_rows(monkeypatch):
+    """Two replicas of the second of two workers: two microbatches in each of two batches."""
+    numbers = tf.data.Dataset.range(16).map(lambda x: {"x": x})
+    found = BatchPipeline(stream(numbers), 8, microbatches=2)
+    found.batches_per_update = 2
+    second = types.SimpleNamespace(number=2, index=1, replicas_of_each=2)
+    monkeypatch.setattr(pipeline, "Workers", lambda _: second)
+    iterator = found.iterator(make_strategy("one_device", 1))
+    read = [next(iterator)["x"].numpy().tolist() for _ in range(2)]
+    assert read == [[2, 6, 10, 14], [3, 7, 11, 15]]
 
 
 def test_one_note_tells_of_data_that_differ_from_read_to_read(caplog):
@@ -158,6 +154,10 @@ WRONG = {
     "lengths that vary": (
         lambda: lambda: ({"x": np.zeros(n)} for n in (2, 2, 3)),
         r"Element 2 of .*test_stream.py:\d+: <lambda> must be like the first.*\(3,\)",
+    ),
+    "sparse": (
+        lambda: examples().map(lambda x, y: {"x": tf.sparse.from_dense(x)}).batch(3),
+        "'x' of .* is a SparseTensorSpec. Make it dense",
     ),
     "a file that is missing": (
         lambda: tf.data.TextLineDataset("/no/file").map(lambda t: {"x": t}),
@@ -192,10 +192,10 @@ def test_the_workers_of_a_py_dataset_read_at_once():
 
     class Meeting(Batches):
         def __getitem__(self, number):
-            if self.workers > 1:
+            if hasattr(self, "meets"):
                 both.wait(60)
             return super().__getitem__(number)
 
-    found = stream(Meeting())
-    found._data._data.workers = 2
+    found = stream(data := Meeting(workers=2))
+    data.meets = True
     assert labels(found, 4, count=3) == PASS

@@ -161,47 +161,41 @@ def shapes(
 
 
 def synthetic(
-    features: Mapping[str, tuple[Sequence[int], str]],
+    features: Mapping[str, tuple[Sequence[int], str] | tuple[Sequence[int], str, int]],
     num_examples: int,
     *,
     seed: int = 0,
-    below: Mapping[str, int] | None = None,
 ) -> Source:
     """Draws random features of any shape, for benchmarks and tests. There is nothing to learn.
 
         ddl.data.synthetic({"image": ((32, 32, 3), "uint8"), "label": ((), "int64")}, 1000)
 
     Args:
-      features: Shape and dtype of each feature of one example. Floats are normal, booleans true or
-        false, and integers from 0 to 127.
+      features: Shape and dtype of each feature of one example; of integers also the number of
+        values, by default 128: `((), "int64", 1000)`. Floats are normal, booleans true or false,
+        and integers from 0 on.
       num_examples: Number of examples.
       seed: Seed of all features.
-      below: Number of values of integer features that have others than 128, by their name.
 
     Raises:
-      ConfigError: If a dtype is not a float, integer or boolean, or `below` names no integer
-        feature or a number that is not positive.
+      ConfigError: If a dtype is not a float, integer or boolean, or a number of values is not
+        positive or given for others than integers.
       DataError: If there are no examples.
     """
-    below = dict(below or {})
-    for name, count in below.items():
-        if name not in features or np.dtype(features[name][1]).kind not in "iu" or count < 1:
-            raise ConfigError(
-                f"synthetic.below must give numbers of integer features, got {count} for {name!r}."
-            )
     random = generator(seed, 3)
     arrays = {}
-    for name, (shape, dtype) in features.items():
+    for name, (shape, dtype, *values) in features.items():
         size, kind = (num_examples, *shape), np.dtype(dtype).kind
-        if kind not in "fiub":
+        if kind not in "fiub" or (values and (kind not in "iu" or values[0] < 1)):
             raise ConfigError(
-                f"synthetic.features must be numbers or booleans, got {dtype} for {name!r}."
+                "synthetic.features must be floats, booleans or integers, of which a positive "
+                f"number of values may follow, got {[dtype, *values]} for {name!r}."
             )
         if kind == "f":
             arrays[name] = random.standard_normal(size, np.float32).astype(dtype)
         else:
-            values = 2 if kind == "b" else below.get(name, 128)
-            arrays[name] = random.integers(0, values, size, np.int64).astype(dtype)
+            count = 2 if kind == "b" else [*values, 128][0]
+            arrays[name] = random.integers(0, count, size, np.int64).astype(dtype)
     return Source(arrays)
 
 

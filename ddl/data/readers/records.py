@@ -81,6 +81,9 @@ def array_records(
 class _Records:
     """Records of files, numbered one after the other: items of a `Source`.
 
+    Both formats have `rows`, which reads records, int64 [b], as the feature "record", bytes as
+    objects [b]. It raises a DataError that names the file and the record if a checksum is wrong.
+
     Attributes:
       files: The paths.
     """
@@ -91,17 +94,6 @@ class _Records:
     def __len__(self) -> int:
         """Returns the number of records."""
         return int(self._ends[-1])
-
-    def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Reads records, int64 [b], and checks their checksums.
-
-        Returns:
-          The feature "record", bytes as objects [b].
-
-        Raises:
-          DataError: If a checksum is wrong or a file cannot be read; names the file and the record.
-        """
-        raise NotImplementedError
 
     def describe(self, index: int) -> str:
         """Returns the number and the file of a record, for messages."""
@@ -134,9 +126,8 @@ class TFRecords(_Records):
                     for place in places[np.argsort(indices[places])].tolist():
                         index = int(indices[place])
                         offset, length = self._places[index].tolist()
-                        data = os.pread(file.fileno(), length + 4, offset)
-                        records[place] = data[:length]
-                        if len(data) < length + 4 or _checksum(data[:length]) != data[length:]:
+                        records[place] = data = os.pread(file.fileno(), length, offset)
+                        if _checksum(data) != os.pread(file.fileno(), 4, offset + length):
                             raise DataError(
                                 f"The checksum of {self.describe(index)} is wrong: it is damaged, "
                                 "or the file has changed. Copy or write the file again."
@@ -184,7 +175,7 @@ class ArrayRecords(_Records):
         return {"record": records}
 
 
-def _source(items: _Records, features: Mapping[str, Any] | None, decode: Decode | None) -> Source:
+def _source(items: Any, features: Mapping[str, Any] | None, decode: Decode | None) -> Source:
     if not len(items):
         raise DataError(f"{', '.join(items.files):.200} must hold records, but holds none.")
     if features is None:
