@@ -1,7 +1,5 @@
 """Losses, metrics, masks, weights and outputs as Keras users hand them over."""
 
-import functools
-
 import keras
 import numpy as np
 import pytest
@@ -64,43 +62,57 @@ def keras_trained(model, data, steps=UPDATES, **compiled):
     return before, [v.numpy() for v in model.variables]
 
 
-TAGS_ALONE = functools.partial(ddl.Supervised, input_name="words")
+def looked_up(table, mask_zero=False):
+    """A model whose outputs for a word are its row of the table."""
+    layer = keras.layers.Embedding(len(table), len(table[0]), mask_zero=mask_zero)
+    model = keras.Sequential([keras.Input((None,), dtype="int32"), layer])
+    model.set_weights([np.array(table)])
+    return model
+
+
+# Of 8 words 5 are padding, whose outputs are right; so are those of 2 others.
+OF_WORDS = [[1, 0], [0.6, 0.4], [0.3541, 0.6459]]
+PADDED = np.array([[1, 1, 0, 0], [2, 0, 0, 0]]), np.zeros((2, 4), int)
+ONE_IGNORED = np.zeros((2, 5), int), np.eye(10, dtype=int)[3].reshape(2, 5)
+TWO_ERRORS = np.arange(2)[:, np.newaxis], np.zeros((2, 1)), np.array([3.0, 1.0])
+SQUARED = keras.losses.MeanSquaredError(WEIGHTED)
+OF_CLASSES = {"class_weight": {1: 3.0, np.int64(2): np.float32(0.25)}}  # as of np.unique
+OF_TAGS = np.array([1, 3, 0.25])[TAGS]
+# Model, data, Keras's loss, and loss and accuracy if they are known.
 CASES = {
-    "a mask": ((WORDS, TAGS), TAG_LOSS, TAG_LOSS, {}),
+    "a mask": (lambda: looked_up(OF_WORDS, True), PADDED, TAG_LOSS, (0.687, 0.667)),
+    "no mask": (lambda: looked_up(OF_WORDS), PADDED, TAG_LOSS, (0.257, 0.875)),
     "ignore_class": (
-        (WORDS, TAGS),
+        lambda: looked_up([[0.28659, 0.71341]]),
+        ONE_IGNORED,
         SPARSE(ignore_class=1),
-        SPARSE(ignore_class=1, reduction=None),
-        {},
+        (1.2497, 0.1),
     ),
-    "weights of steps": (
-        (WORDS, TAGS, OF_STEPS),
-        SPARSE(reduction=WEIGHTED),
-        SPARSE(reduction=None),
-        {},
-    ),
-    "class weights": (
-        (WORDS, TAGS, np.array([1, 3, 0.25])[TAGS]),
-        SPARSE(reduction=WEIGHTED),
-        TAG_LOSS,
-        {"class_weight": {1: 3.0, np.int64(2): np.float32(0.25)}},  # as of np.unique
-    ),
+    "weights": (lambda: looked_up([[1.0], [2.0]]), TWO_ERRORS, SQUARED, (1.75, 0.0)),
+    "weights of steps": (tagger, (WORDS, TAGS, OF_STEPS), SPARSE(reduction=WEIGHTED), None),
+    "class weights": (tagger, (WORDS, TAGS, OF_TAGS), SPARSE(reduction=WEIGHTED), None),
 }
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_masks_and_weights_are_those_of_keras(case):
-    """Evaluation of one batch, and weights after updates of SGD."""
-    data, loss, ours, options = case
-    weighted = {"metrics" if "class_weight" in options else "weighted_metrics": ["accuracy"]}
-    expected, weights = keras_trained(tagger(), data, loss=loss, **weighted)
-    given = data[:2] if "class_weight" in options else data
+@pytest.mark.parametrize("where", [("one_device", 1), ("mirrored", 2)], ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_masks_and_weights_are_those_of_keras(case, where):
+    """Evaluation of one batch, with padding, and weights after updates of SGD."""
+    (make, data, loss, figures), by_class = CASES[case], case == "class weights"
+    weighted = {"metrics" if by_class else "weighted_metrics": ["accuracy"]}
+    expected, weights = keras_trained(make(), data, loss=loss, **weighted)
+    if not isinstance(loss, str):
+        loss = type(loss).from_config({**loss.get_config(), "reduction": None})
+    options = {"metrics": ["accuracy"], **(OF_CLASSES if by_class else {})}
     found, _, own = trained(
-        lambda: TAGS_ALONE(tagger(), ours, metrics=["accuracy"], **options),
-        given,
-        global_batch_size=len(TAGS),
+        lambda: ddl.Supervised(make(), loss, **options),
+        data[:2] if by_class else data,
+        where,
+        global_batch_size=len(TAGS) + 1,
     )
     assert found == pytest.approx(expected, abs=1e-6)
+    if figures is not None:
+        assert (found["loss"], found["accuracy"]) == pytest.approx(figures, abs=5e-4)
     for one, other in zip(own, weights, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
 
@@ -138,7 +150,7 @@ def test_several_outputs_are_those_of_keras():
 @pytest.mark.parametrize(
     ("task", "options"),
     [
-        (lambda: TAGS_ALONE(tagger(), TAG_LOSS, metrics=["accuracy", "AUC"][:1]), {}),
+        (lambda: ddl.Supervised(tagger(), TAG_LOSS, metrics=["accuracy"], input_name="words"), {}),
         (three_heads, {}),
     ],
     ids=["a mask and weights", "several outputs"],
