@@ -118,12 +118,14 @@ def _warn_of_tiny(source: Any, name: str, layer: keras.layers.Rescaling) -> None
 
 def _check_input(model: keras.Model, name: str, spec: tf.TensorSpec, taken: Any) -> None:
     expected, given = tuple(taken.shape[1:]), tuple(spec.shape)
+    # As Keras does. A sequence may have one step, so the shapes as they are count, too.
+    fits = any(f(expected).is_compatible_with(f(given)) for f in (tf.TensorShape, without_one))
     wanted, remedy = "", "Convert it in the data, or set input_name to another feature."
     if spec.dtype == tf.string and taken.dtype != "string":
         wanted, got = "numbers", "is text"
     elif spec.dtype.is_floating and tf.as_dtype(taken.dtype).is_integer:
         wanted, got = "must be integers", f"is {spec.dtype.name}"
-    elif not without_one(expected).is_compatible_with(without_one(given)):  # as Keras does
+    elif not fits:
         wanted, got = str(expected), f"has shape {given}"
         remedy = f"Set the size of the model's inputs to {given}, or reshape the feature."
     if wanted:

@@ -144,27 +144,17 @@ def refuse_microbatches(tensors: list[tf.Tensor], current: Microbatch) -> Gather
     raise gathers_error("The loss")
 
 
-def own_rows(tensors: list[tf.Tensor], current: Microbatch) -> Gathered:
-    """Gathers only the rows of this replica, for trials on a single replica (`Gathering`)."""
-    mask = tf.ones([current.rows], tf.bool) if current.mask is None else current.mask
-    return Gathered(tensors, mask, positions_of(current))
-
-
 def positions_of(current: Microbatch) -> tf.Tensor:
     """Returns the positions of a microbatch's rows in the global batch, int64 [rows]."""
     return tf.cast(current.first_row, tf.int64) + tf.range(current.rows, dtype=tf.int64)
 
 
 def _over_replicas(tensors: list[tf.Tensor], current: Microbatch) -> Gathered:
-    context = tf.distribute.get_replica_context()
-    if context is None or context.num_replicas_in_sync == 1:
-        return own_rows(tensors, current)
-    if current.mask is None:
-        gathered = gather_over_replicas(tensors)
-        mask = tf.ones([gathered[0].shape[0]], tf.bool)
-    else:
-        *gathered, mask = gather_over_replicas([*tensors, current.mask])
-    return Gathered(gathered, mask, positions_of(current))
+    of_rows = [] if current.mask is None else [current.mask]
+    given = gather_over_replicas([*tensors, *of_rows])
+    rows = given[: len(tensors)]
+    mask = tf.ones([rows[0].shape[0]], tf.bool) if current.mask is None else given[-1]
+    return Gathered(rows, mask, positions_of(current))
 
 
 def _checked(value: Any, rows: int) -> tf.Tensor:

@@ -96,13 +96,7 @@ class MaskedLanguageModel(LanguageModel):
     The model must then take "segment".
     """
 
-    def __init__(
-        self,
-        model: keras.Model,
-        masking: TokenMasking,
-        *,
-        input_name: str = "token",
-    ):
+    def __init__(self, model: keras.Model, masking: TokenMasking, *, input_name: str = "token"):
         """Initializes the task.
 
         Args:

@@ -107,6 +107,7 @@ class Supervised:
           ConfigError: If the model is no Keras model, a loss or metric is unknown, a loss has a
             reduction, a class weight is no number of at least 0, or names of outputs do not fit.
         """
+        self._name = type(self).__name__
         checks.check_model(model, self._name)
         self.model = model
         self.input_name = input_name
@@ -118,10 +119,6 @@ class Supervised:
             raise ConfigError(f"{self._name}.class_weight must map integers, got {class_weight}.")
         if self._class_weight and "" not in self._heads:
             raise ConfigError(f"{self._name}.class_weight needs a single loss. Give entry weights.")
-
-    @property
-    def _name(self) -> str:
-        return type(self).__name__
 
     def per_example(self, features: dict[str, Any], training: bool) -> PerExample:
         """Computes the loss and metrics of a batch: see `ddl.Task.per_example`. Replica context."""

@@ -112,7 +112,8 @@ SENTENCES = {"BertTextClassifier": Sentences, "LoRA": lambda: Sentences(rank=2)}
 REFUSED = ("Equalization", "RandAugment", "AugMix", "RandomElasticTransform", "MixUp", "CutMix")
 NO_KERNELS = {"RandomTranslation", "RandomZoom", "RandomShear", "RandomPerspective"}
 COMMUNICATE = {"BatchNormalization", "MobileNetV2", "ResNet50V2"}
-WITHOUT_XLA = NO_KERNELS | IN_FLOAT32.keys() | COMMUNICATE
+# XLA compiles a RandomCrop anew in each update of several devices.
+WITHOUT_XLA = NO_KERNELS | IN_FLOAT32.keys() | COMMUNICATE | {"RandomCrop"}
 SLOW = {"MobileNetV2", "ResNet50V2", "BertTextClassifier", "LoRA", "LSTM", "SimpleRNN", "RNN"}
 SLOW |= {"ConvLSTM1D", "ConvLSTM3D", "GroupQueryAttention", "RandomPerspective"}
 
@@ -147,8 +148,9 @@ FAMILIES = {
     "recurrent": Family(RECURRENT, SERIES),
     "cells": Family(CELLS, SERIES),
     "frames": Family(FRAMES, RANDOM.normal(size=(20, 4, 5, 5, 2))),
-    "MobileNetV2": Family(MOBILE_NET, SMALL_IMAGES),
-    "ResNet50V2": Family(RESNET, SMALL_IMAGES),
+    # At larger rates one device amplifies rounding of its own weights as much.
+    "MobileNetV2": Family(MOBILE_NET, SMALL_IMAGES, 1e-7),
+    "ResNet50V2": Family(RESNET, SMALL_IMAGES, 1e-7),
     "keras-hub": Family(SENTENCES, RANDOM.integers(0, 11, (20, 6))),
 }
 
@@ -240,5 +242,5 @@ def test_a_trainer_refuses_layers_of_whole_batches_by_name(name):
     model = keras.Sequential([keras.Input((6, 6, 3)), layers.Flatten(), layers.Dense(2)])
     task = ddl.Classification(model, augmentations=[getattr(layers, name)()])
     data = np.ones((4, 6, 6, 3)), np.zeros(4, int)
-    with pytest.raises(ConfigError, match=rf"\({name}\) computes a row from all rows"):
+    with pytest.raises(ConfigError, match=rf"\({name}\) computes .* Call it in dataset.map"):
         ddl.Trainer(task, keras.optimizers.SGD(), data, global_batch_size=4)
