@@ -7,9 +7,7 @@ and returns a window that returns the seconds of an update.
 """
 
 import dataclasses
-import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -338,30 +336,6 @@ def by_orbit(case: Case) -> Window:
 
     trainer, steps = Trainer(), tf.constant(case.updates)
     return timed(lambda: trainer.train(steps), case.updates)
-
-
-def by_jax(case: Case, kind: str = "fit") -> Window:
-    """Trains by Keras's `fit` on JAX, in a process of its own."""
-    if not (PEERS / "jax").exists():
-        raise Failed("skipped, because it is not installed; `make benchmarks/peers` installs it")
-    text = json.dumps(dataclasses.asdict(case))
-    command = [sys.executable, "-m", "benchmarks.on_jax", kind, text]
-    process = subprocess.Popen(
-        command,
-        env=os.environ | {"KERAS_BACKEND": "jax", "PYTHONPATH": str(PEERS)},
-        **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True},
-    )
-
-    def window() -> float:
-        print(file=process.stdin, flush=True)
-        return float(process.stdout.readline())
-
-    return window
-
-
-def by_jax_scan(case: Case) -> Window:
-    """Trains by a bare `jax.lax.scan` with optax on arrays on the device, without metrics."""
-    return by_jax(case, "scan")
 
 
 # ------------------------------------------------------------ the bare loop

@@ -5,6 +5,7 @@ import contextlib
 import functools
 import inspect
 import itertools
+import time
 import traceback
 import weakref
 from collections.abc import Iterator
@@ -140,9 +141,13 @@ class Stream:
                 ".take(…)."
             )
         if self.num_examples is None:
-            logging.warning("Counting %s by a pass; assert_cardinality tells at once.", self.name)
-            batches = self._read(self._passes(1024, 0, 1))
-            self.num_examples = sum(len(next(iter(batch.values()))) for batch in batches)
+            count, told = 0, time.monotonic()
+            for batch in self._read(self._passes(1024, 0, 1)):
+                count += len(next(iter(batch.values())))
+                if time.monotonic() > told + _SECONDS:
+                    told = time.monotonic()
+                    logging.warning(f"Counting {self.name}: {count:,}. Endless? Set TRAIN_STEPS.")
+            self.num_examples = count
         return self.num_examples
 
     def batches(self, global_batch_size: int, first_batch: int) -> tf.data.Dataset:
@@ -183,9 +188,8 @@ class Stream:
                 )
             # Another number of rows than the operation made is no longer its batch.
             self._is_batched = rows is None or (rows > 0 and made in (None, rows))
-        self.element_spec = features.named(
-            features.example_spec(spec, self._is_batched, what), what
-        )
+        example = features.example_spec(spec, self._is_batched, what)
+        self.element_spec = features.named(example, what)
         self._weight_rank = 1
         if not self._is_batched or count < 0:
             return count
@@ -338,6 +342,10 @@ class Stream:
         elements = ({n: np.array(x) for n, x in one.items()} for one in checked)
         if self._first is None and next(elements, None) is None:
             raise DataError(f"{self.name} must have at least 1 example, got 0. Correct it.")
+        shares = len(self._alike.spec) > 1 and (features.rows_in(self._alike.spec) or 0) > 1
+        if self._is_batched is None and shares:
+            text = "%s: an element is one example, %s. If not, ddl.data.stream(…, batched=True)."
+            logging.warning(text, self.name, features.described(self._alike.spec))
         self._is_batched = True
         spec = {n: tf.TensorSpec([None, *s.shape], s.dtype) for n, s in self._alike.spec.items()}
         batches = self._batches(elements)

@@ -7,6 +7,8 @@ from typing import Any, TypeAlias
 import keras
 
 from ddl.errors import ConfigError, check_no_text
+from ddl.figures import LEARNING_RATE
+from ddl.optimizers.learning_rate import learning_rate_at
 from ddl.optimizers.variables import matching
 
 ONLY = "optimizer"
@@ -194,6 +196,15 @@ def by_name(optimizer: Any) -> dict[str, Any]:
     """
     groups = groups_by_name(optimizer).values()
     return {name: group.optimizer for of_name in groups for name, group in of_name.items()}
+
+
+def last_rates(optimizers: Mapping[str, keras.optimizers.Optimizer]) -> dict[str, float]:
+    """Returns the rate of each optimizer's last update, by the name of its figure. Eager."""
+    rates = {}
+    for name, optimizer in optimizers.items():
+        last = max(int(optimizer.iterations.numpy()) - 1, 0)
+        rates[figure(LEARNING_RATE, name)] = learning_rate_at(optimizer, last)
+    return rates
 
 
 def figure(kind: str, name: str) -> str:

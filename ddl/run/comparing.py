@@ -19,8 +19,9 @@ from ddl.checkpoints.directory import naming
 from ddl.config.registry import user_packages
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, ModelDirectoryError
-from ddl.optimizers.groups import by_name
+from ddl.optimizers.groups import ONLY, by_name
 from ddl.run.directory import RunDirectory, read_values
+from ddl.tasks.parts import layers_of
 from ddl.training.trainer import Trainer
 
 # A resumed run may change what these own, which leaves its updates the same. Any other difference
@@ -110,8 +111,8 @@ def _refuse(directory: RunDirectory, lines: Sequence[str]) -> None:
     if lines:
         listing = "\n".join(f"  {line}" for line in dict.fromkeys(lines))
         raise ModelDirectoryError(
-            f"--model_dir={directory.path} holds a run with other settings. The differences "
-            f"(saved → given):\n{listing}\nPass another --model_dir, or the settings of that run."
+            f"The directory {directory.path} holds a run with other settings. The differences "
+            f"(saved → given):\n{listing}\nTake another directory, or the settings of that run."
         )
 
 
@@ -165,10 +166,17 @@ def arguments_of(trainer: Trainer) -> dict[str, str]:
     for name, optimizer in by_name(trainer.optimizer).items():
         with suppress(NotImplementedError):  # of a schedule that Keras cannot save
             arguments = optimizer.get_config()
-            del arguments["name"]  # of another number in each process
-            if isinstance(arguments["learning_rate"], float):
-                del arguments["learning_rate"]  # it may be assigned during training
-            found |= {f"optimizer {name}.{key}": value for key, value in arguments.items()}
+            if trainer.step and isinstance(arguments["learning_rate"], float):
+                del arguments["learning_rate"]  # it may have been assigned since
+            name = "optimizer" if name == ONLY else f"optimizer {name}"
+            found |= {f"{name}.{key}": value for key, value in arguments.items() if key != "name"}
+    for place, layer in enumerate(layers_of(trainer.task)):
+        with suppress(NotImplementedError):
+            plain = {
+                k: v for k, v in layer.get_config().items() if isinstance(v, int | float | str)
+            }
+            of = f"layer {place}, {type(layer).__name__}"
+            found |= {f"{of}.{key}": value for key, value in plain.items() if key != "name"}
     texts = {}
     for name, value in found.items():
         with suppress(TypeError, ValueError):  # another object, such as a model

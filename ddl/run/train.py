@@ -96,6 +96,7 @@ def run(
     if dry_run or directory is None:
         try_all(trainer, run_plan, evaluates, console)
         console.line(f"{config.operative_config_text().strip()}\n{lines}")
+        console.line("The dry run found no error, and wrote nothing.")
         return
     console.line("\n".join([lines, *dropped]))
     files = Files.of(directory, trainer, run_plan, console.line)

@@ -27,7 +27,8 @@ def in_order(
     Raises:
       DataError: If the data are of another kind.
     """
-    name = getattr(task, "input_name", None)
+    is_known = "" in train and "input" in train[""].element_spec  # x of (x, y)
+    name = getattr(task, "input_name", "input" if is_known else None)
     x, *others = data if isinstance(data, tuple) and len(data) in (2, 3) else [data]
     is_array = isinstance(x, np.ndarray) or tf.is_tensor(x)
     if isinstance(name, str) and (is_array or others) and not isinstance(x, Mapping):

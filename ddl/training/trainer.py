@@ -14,12 +14,10 @@ from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.communication import number_collectives
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, did_you_mean
-from ddl.figures import LEARNING_RATE
 from ddl.layers.normalization import take_over_moments
 from ddl.metrics import CorpusMetric
 from ddl.optimizers.fused import updates_rows
-from ddl.optimizers.groups import Optimizers, by_name, figure, from_keras_name
-from ddl.optimizers.learning_rate import learning_rate_at
+from ddl.optimizers.groups import Optimizers, by_name, from_keras_name, last_rates
 from ddl.optimizers.weight_average import ExponentialMovingAverage, WeightAverages
 from ddl.precision import LossScale
 from ddl.random import hashed
@@ -348,8 +346,8 @@ class Trainer:
         self._runner.check_call("evaluate", others)
         pipeline = self.eval_pipeline
         if data is not None:
-            name = "The argument of evaluate"
-            pipeline = evaluation_pipeline(self.task, data, name, self.pipelines)
+            of = self.task, data, "The argument of evaluate", self.pipelines
+            pipeline = evaluation_pipeline(*of)
         if pipeline is None:
             raise ConfigError(
                 "The Trainer has no evaluation data. Pass eval_data to its constructor, or data to "
@@ -468,11 +466,7 @@ class Trainer:
 
         The names are "learning_rate" or "learning_rate/NAME".
         """
-        rates = {}
-        for name, optimizer in self._update.optimizers.items():
-            last = max(int(optimizer.iterations.numpy()) - 1, 0)
-            rates[figure(LEARNING_RATE, name)] = learning_rate_at(optimizer, last)
-        return rates
+        return last_rates(self._update.optimizers)
 
     def read_metrics(self) -> dict[str, float]:
         """Returns the means of loss and metrics since the last read, and resets them.

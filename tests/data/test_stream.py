@@ -119,7 +119,8 @@ def test_workers_keep_their_rows(monkeypatch):
     found.batches_per_update = 2
     second = types.SimpleNamespace(number=2, index=1, replicas_of_each=2)
     monkeypatch.setattr(pipeline, "Workers", lambda _: second)
-    iterator = found.iterator(make_strategy("one_device", 1))
+    rows, _ = found.rows(make_strategy("one_device", 1))
+    iterator = iter(rows)
     read = [next(iterator)["x"].numpy().tolist() for _ in range(2)]
     assert read == [[2, 6, 10, 14], [3, 7, 11, 15]]
 
@@ -134,6 +135,15 @@ def test_one_note_tells_of_data_that_differ_from_read_to_read(caplog):
         caplog.clear()
         assert stream(data).is_repeatable != differs
         assert [("differ" in one.message) for one in caplog.records] == [True] * differs
+
+
+def test_a_generator_that_may_yield_batches_is_told_of(caplog):
+    def batches():
+        yield np.zeros([5, 2], "f4"), np.zeros(5, "f4")
+
+    for batched, shape in ((None, [5, 2]), (True, [2])):
+        assert stream(batches, batched=batched).element_spec["input"].shape == shape
+    assert caplog.text.count("batched=True") == 1
 
 
 def ragged():

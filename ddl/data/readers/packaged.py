@@ -103,8 +103,7 @@ def play(split: Split, length: int) -> Source:
     """
     check_choice("play.split", split, SPLITS)
     content = _FILES.joinpath(f"romeo_and_juliet_{split}.txt").read_bytes()
-    text = np.frombuffer(content, np.uint8)
-    windows = tokens(text, length)
+    windows = tokens(np.frombuffer(content, np.uint8), length)
     return Source(windows.rows(np.arange(len(windows))))
 
 
