@@ -63,8 +63,8 @@ def samples(model: keras.Model, count: int, seed: int = 0) -> np.ndarray:
 
 
 @gin.register
-def show_samples(moment: Any) -> None:
+def show_samples(event: Any) -> None:
     """Writes images that the averaged weights draw, for TensorBoard."""
-    with moment.trainer.evaluation_weights():
-        images = samples(moment.trainer.model, count=16)
-    tf.summary.image("samples", np.clip(images / 2 + 0.5, 0, 1), moment.step, max_outputs=16)
+    with event.trainer.evaluation_weights():
+        images = samples(event.trainer.model, count=16)
+    tf.summary.image("samples", np.clip(images / 2 + 0.5, 0, 1), event.step, max_outputs=16)

@@ -22,11 +22,11 @@ from ddl.training.trainer import Trainer
 
 
 @dataclasses.dataclass(frozen=True)
-class Moment:
-    """The moment of a run at which a callback is called. Eager, cross-replica context.
+class Event:
+    """An event of a run at which a callback is called. Eager, cross-replica context.
 
     `tf.summary.image`, `text`, `histogram` and `scalar` write to the TensorBoard files of the run,
-    at the step of the moment; on workers other than the chief they do nothing.
+    at its step; on workers other than the chief they do nothing.
 
     Attributes:
       trainer: The trainer. A callback may read it, evaluate, predict, and assign to the variables
@@ -46,59 +46,59 @@ class Moment:
     checkpoint: Path | None = None
 
 
-Function = Callable[[Moment], Mapping[str, float] | None]
+Function = Callable[[Event], Mapping[str, float] | None]
 
 
 class Callback:
     """A function that a run calls between loops on the devices.
 
     Attributes:
-      function: The function, of a `Moment`. It may return figures by name, which are logged.
+      function: The function, of a `Event`. It may return figures by name, which are logged.
     """
 
     def __init__(self, function: Function):
         """Checks the function.
 
         Args:
-          function: A function of one argument, a `Moment`. An object may be one, by `__call__`.
+          function: A function of one argument, a `Event`. An object may be one, by `__call__`.
             Checkpoints hold none of its attributes: keep a state in a `tf.Variable` of the task.
             All workers of a cluster call it and must make the same changes; for work that one
-            process does, such as a message, check `moment.is_chief`.
+            process does, such as a message, check `event.is_chief`.
 
         Raises:
           ConfigError: If the function takes other arguments, or its object has variables.
         """
         if isinstance(function, type):
             raise ConfigError(
-                f"{type(self).__name__}.function must be a function of (moment), got the class "
+                f"{type(self).__name__}.function must be a function of (event), got the class "
                 f"{function.__name__}. Pass an object of it; in gin, write @{function.__name__}()."
             )
-        check_takes(f"{type(self).__name__}.function", function, ("moment",))
+        check_takes(f"{type(self).__name__}.function", function, ("event",))
         own = getattr(getattr(function, "__self__", function), "__dict__", {}).items()
         if lost := [name for name, value in own if isinstance(value, tf.Variable | keras.Variable)]:
             raise ConfigError(
                 f"{definition_of(function)} has the variable {lost[0]}, which no checkpoint holds. "
-                "Keep it in an attribute of the task, and reach it by moment.trainer.task."
+                "Keep it in an attribute of the task, and reach it by event.trainer.task."
             )
         self.function = function
 
-    def __call__(self, moment: Moment) -> dict[str, float]:
+    def __call__(self, event: Event) -> dict[str, float]:
         """Calls the function, and returns its figures.
 
         Raises:
           ConfigError: If it returned something else than None or numbers by name, a figure has the
             name of one of the run's own, an `AfterSave` returned any, or the function trained.
         """
-        trainer = moment.trainer
+        trainer = event.trainer
         with trainer.busy():
-            returned = self.function(moment)
+            returned = self.function(event)
         own = {*trainer.metric_names, *trainer.eval_metric_names}
         try:
             figures = {name: float(value) for name, value in dict(returned or {}).items()}
             fault = next((f"the name {n!r}" for n in figures if n in own or is_reserved(n)), "")
         except (TypeError, ValueError):
             fault = f"{returned!r:.60}"
-        if returned and moment.checkpoint is not None:
+        if returned and event.checkpoint is not None:
             fault = "figures of an AfterSave, which a killed run would lose"
         if fault:
             raise ConfigError(
@@ -145,21 +145,21 @@ class AfterSave(Callback):
 
 
 @contextmanager
-def checked_changes(callback: Callback, moment: Moment) -> Iterator[None]:
+def checked_changes(callback: Callback, event: Event) -> Iterator[None]:
     """Compares what a checkpoint holds before and after the `with` block, which calls a callback.
 
     Eager, cross-replica context, on all workers. Slots in shares are not compared.
 
     Args:
       callback: The callback.
-      moment: Its moment.
+      event: Its event.
 
     Raises:
       ConfigError: On all workers, if an `AfterSave` changed a variable on one, or the changes
         differ between workers.
     """
-    trainer, workers = moment.trainer, Workers(moment.trainer.strategy)
-    if moment.checkpoint is None and workers.number == 1:
+    trainer, workers = event.trainer, Workers(event.trainer.strategy)
+    if event.checkpoint is None and workers.number == 1:
         yield
         return
     values = values_of(trainer)
@@ -170,7 +170,7 @@ def checked_changes(callback: Callback, moment: Moment) -> Iterator[None]:
     name = f"The callback {definition_of(callback.function)}"
     changed = some([path for path, _ in changes], 3) or "nothing"
     with workers.failing_together():
-        if changes and moment.checkpoint is not None:
+        if changes and event.checkpoint is not None:
             raise ConfigError(
                 f"{name} changed {changed} after the save, which a resumed run would lose. Change "
                 "it in Every or AfterEvaluation, which come before the save."
@@ -181,7 +181,7 @@ def checked_changes(callback: Callback, moment: Moment) -> Iterator[None]:
         workers.barrier()
         raise ConfigError(
             f"{name} must make the same changes on all workers, but those of worker {worker} and 0 "
-            f"differ, here {changed}. Use no time, no moment.is_chief and no draw without a seed."
+            f"differ, here {changed}. Use no time, no event.is_chief and no draw without a seed."
         )
 
 

@@ -22,7 +22,7 @@ from ddl.run.writers import RunConsole, Writer
 from ddl.signals import StopSignals
 from ddl.training.pace import gpu_utilization
 from ddl.training.progress import is_interactive
-from ddl.training.runner import Action, Periodic
+from ddl.training.runner import AfterLoop, Periodic
 from ddl.training.trainer import Trainer
 
 _NEVER = 2**62  # a step beyond all runs
@@ -167,7 +167,7 @@ class Run:
         trainer, plan = self.trainer, self.plan
         # The checkpoint comes last: once a step is saved, its logs are already written.
         every = plan.of(callbacks.Every)
-        actions: list[Action] = [
+        after_loop: list[AfterLoop] = [
             self._profile,
             self._show_progress,
             Periodic(plan.log_every, self._log, self._total),
@@ -180,7 +180,7 @@ class Run:
         self.console.start(trainer.step, self._total)
         self._profile.begin(trainer.step)
         try:
-            trainer.train(self._total - trainer.step, actions, progress=False)
+            trainer.train(self._total - trainer.step, after_loop, progress=False)
             if trainer.step < self._total:
                 if not (reason := self._reason_to_end()):
                     self._stop_as_asked(trainer.step)
@@ -264,13 +264,13 @@ class Run:
             figures = logged if step == self.trainer.step else self.trainer.peek_metrics()
         trainer, is_chief = self.trainer, self._workers.is_chief
         epoch = trainer.epoch_at(trainer.step)
-        moment = callbacks.Moment(trainer, trainer.step, epoch, is_chief, dict(figures), checkpoint)
+        event = callbacks.Event(trainer, trainer.step, epoch, is_chief, dict(figures), checkpoint)
         events = self.files.events if self.files is not None and is_chief else None
         with (
-            callbacks.checked_changes(callback, moment),
-            nullcontext() if events is None else events.summaries(split, moment.step),
+            callbacks.checked_changes(callback, event),
+            nullcontext() if events is None else events.summaries(split, event.step),
         ):
-            values = callback(moment)
+            values = callback(event)
         if values:
             self._write(trainer.step, split, values)
 
@@ -332,7 +332,7 @@ def warm_start(trainer: Trainer, run_plan: RunPlan, console: RunConsole) -> None
 
 
 class Profile:
-    """A profile of a range of updates; an action that ends loops at both ends of the range.
+    """A profile of a range of updates, which ends loops at both ends of the range.
 
     Use it on all workers, in eager, cross-replica context. Each worker writes the profile of its
     own devices. The loops meanwhile do not count for the speed. A failure of the profiler is

@@ -101,7 +101,7 @@ def open_bar(console: Console, step: int, total: int) -> Bar | None:
 def shown(
     total: int, shows: bool, figures: Callable[[], Mapping[str, float]]
 ) -> Iterator[list[Callable[[int], None]]]:
-    """Returns actions that show the progress of a training; none where no bar can be shown.
+    """Returns functions that show the progress of a training; none where no bar can be shown.
 
     The bar appears after the first loop, if that is not the last: short calls show nothing.
 

@@ -22,7 +22,7 @@ from ddl.training.evaluation import EvaluationWeights
 from ddl.training.loop import HostScalar, TrainingLoop
 from ddl.training.pace import Pace
 
-Action = Callable[[int], None]
+AfterLoop = Callable[[int], None]
 """Work done between training loops. The trainer calls it after every loop, with the step reached.
 
 If it has a method `next_step`, this returns the first step after a given one at which a loop must
@@ -37,7 +37,7 @@ class Periodic:
     calls the function at the same steps as an uninterrupted run.
     """
 
-    def __init__(self, every: int | None, function: Action, last: int):
+    def __init__(self, every: int | None, function: AfterLoop, last: int):
         """Keeps the schedule.
 
         Args:
@@ -85,8 +85,8 @@ class LoopRunner:
       state: The state that the last loop reached, or that was restored since.
       loop: The training loop.
       stop: Whether a loop must end. May be assigned from any thread.
-      trained: The choice of trained variables, which an action must not change.
-      weights: The weights for evaluation, which an action must not leave in the model.
+      trained: The choice of trained variables, which stays as it is.
+      weights: The weights for evaluation, which must not stay in the model.
     """
 
     def __init__(self, update: TrainStep, workers: Workers, pace: Pace, max_skipped_updates: int):
@@ -119,26 +119,26 @@ class LoopRunner:
         """Number of updates made so far."""
         return int(self.state.step)
 
-    def run(self, end: int, actions: Sequence[Action]) -> bool:
-        """Runs loops and the actions after each, up to step `end`.
+    def run(self, end: int, after_loop: Sequence[AfterLoop]) -> bool:
+        """Runs loops, and functions after each, up to step `end`.
 
         Returns:
           Whether training was stopped before.
 
         Raises:
           TrainingDiverged: If the state is not finite, or too many updates were skipped.
-          ConfigError: If an action changed a setting, or left the evaluation weights in the model;
-            or if replicas differ in a variable after the first loop.
+          ConfigError: If a function changed a setting, or left the evaluation weights in the
+            model; or if replicas differ in a variable after the first loop.
         """
         with self.busy():
             while (step := self.step) < end:
                 ends = [end, step + self._workers.broadcast(self._pace.steps_per_loop)]
-                ends += [a.next_step(step) or end for a in actions if hasattr(a, "next_step")]
+                ends += [a.next_step(step) or end for a in after_loop if hasattr(a, "next_step")]
                 self._run_loop(min(ends))
-                if self.step > step:  # else the actions of this step have run already
-                    for action in actions:
-                        action(self.step)
-                    if actions:
+                if self.step > step:  # else those of this step have been called already
+                    for function in after_loop:
+                        function(self.step)
+                    if after_loop:
                         self.trained.check()
                         self.weights.check_not_applied()
                 if self._workers.any(bool(self.stop.read())):
@@ -175,10 +175,10 @@ class LoopRunner:
             self._is_busy = before
 
     def check_idle(self, call: str) -> None:
-        """Raises ConfigError within `busy`, as while `run` calls the loop or an action."""
+        """Raises ConfigError within `busy`, as while `run` calls a loop or a callback."""
         if self._is_busy:
             raise ConfigError(
-                f"{call} was called by a callback or an action, while Trainer.train runs. To end "
+                f"{call} was called by a callback, while Trainer.train runs. To end "
                 "the run, call trainer.request_stop()."
             )
 

@@ -43,7 +43,7 @@ from ddl.training.pace import Pace
 from ddl.training.prediction import Predictions, Rows, joined
 from ddl.training.probes import Probes
 from ddl.training.progress import shown
-from ddl.training.runner import Action, LoopRunner, length_in_steps
+from ddl.training.runner import AfterLoop, LoopRunner, length_in_steps
 
 
 class Trainer:
@@ -188,7 +188,6 @@ class Trainer:
             plan = plan_of(
                 task, self.optimizer, lambda of, name: probes.loss(train[name], of), strategy, train
             )
-        self.inputs = plan.inputs
         compiler = Compiler(jit_compile, strategy, "evaluation")
         self._predictions = Predictions(task, strategy, train, compiler)
         self._evaluations = Evaluations(
@@ -197,7 +196,7 @@ class Trainer:
         # ---------------------------------------------------------- update
         layers = layers_of(task)  # with those that the probes have built
         normalizing = plan.normalizing
-        self.normalizes = bool(normalizing)
+        self.inputs, self.normalizes = plan.inputs, bool(normalizing)
         alone = batch_moments == "per_replica"
         checks.warn_of_batch_moments(normalizing, replicas if alone else 1, accumulation_steps)
         checks.warn_of_tf32(strategy)
@@ -251,7 +250,7 @@ class Trainer:
     def train(
         self,
         steps: int | None = None,
-        actions: Iterable[Action] = (),
+        after_loop: Iterable[AfterLoop] = (),
         *,
         epochs: float | None = None,
         progress: bool = True,
@@ -260,7 +259,7 @@ class Trainer:
 
         Args:
           steps: Number of updates, at least 0.
-          actions: Called after every loop, with the step; `next_step` limits the loop's length.
+          after_loop: Called after every loop, with the step; `next_step` limits the loop's length.
           epochs: Number of passes over the training data, instead of `steps`.
           progress: Whether to show a progress bar in a terminal or a notebook.
 
@@ -286,7 +285,7 @@ class Trainer:
             deferring_interrupt(self.request_stop, self.withdraw_stop),
             shown(end, progress and self._workers.is_chief, self.peek_metrics) as bars,
         ):
-            stopped = self._runner.run(end, [*bars, *actions])
+            stopped = self._runner.run(end, [*bars, *after_loop])
             return self.peek_metrics() if stopped else self.read_metrics()
 
     def request_stop(self) -> None:

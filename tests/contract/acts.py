@@ -15,5 +15,5 @@ EVERY_STEP = (
 
 
 @gin.register
-def act(moment) -> None:
-    AT.get(moment.step, int)()
+def act(event) -> None:
+    AT.get(event.step, int)()

@@ -63,7 +63,7 @@ class DieOnce:
     def __init__(self, file, number=signal.SIGKILL):
         self.file, self.number = Path(file), number
 
-    def __call__(self, moment):
+    def __call__(self, event):
         task = json.loads(os.environ["TF_CONFIG"])["task"]
         if task["index"] == 1 and self.file.exists() and not self.file.read_text():
             self.file.write_text("died")

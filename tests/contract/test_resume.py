@@ -53,8 +53,8 @@ def straight(tmp_path_factory):
     folder = tmp_path_factory.mktemp("straight")
     copies = {}
 
-    def keep(moment):
-        copies[moment.step] = shutil.copytree(folder / "run", folder / f"killed-{moment.step}")
+    def keep(event):
+        copies[event.step] = shutil.copytree(folder / "run", folder / f"killed-{event.step}")
 
     trainer = make_trainer()
     options = {"checkpoint_every": 1, "callbacks": [AfterSave(keep)]}
@@ -98,7 +98,7 @@ def test_a_run_that_was_killed_failed_and_stopped_resumes_to_the_same_bits(strai
     with pytest.raises((DdlError, OSError, tf.errors.OpError), match="the disk failed"):
         ddl.fit(failing, folder, **options)
     trainer = make_trainer()
-    stop = Every(1, lambda moment: trainer.request_stop() if moment.step == 7 else None)
+    stop = Every(1, lambda event: trainer.request_stop() if event.step == 7 else None)
     ddl.fit(trainer, folder, callbacks=[stop], **options)
     assert trainer.step == 7
     ddl.fit(trainer, folder, **options)

@@ -18,7 +18,7 @@ class Counting:
     def __init__(self):
         self.count = 0
 
-    def __call__(self, moment):
+    def __call__(self, event):
         self.count += 1
         tf.summary.image("kernel", np.zeros((1, 2, 2, 1)))
         return {"calls": self.count}
@@ -29,8 +29,8 @@ def run(tmp_path_factory):
     """A run with callbacks of each kind, of which it notes the calls."""
     folder, called = tmp_path_factory.mktemp("run"), []
 
-    def note(kind, moment):
-        called.append((kind, moment.step, sorted(moment.figures), moment.checkpoint))
+    def note(kind, event):
+        called.append((kind, event.step, sorted(event.figures), event.checkpoint))
 
     kinds = (Every(4, functools.partial(note, "every")), Every(5, Counting()))
     after = [one(functools.partial(note, one.__name__)) for one in (AfterEvaluation, AfterSave)]
@@ -69,11 +69,11 @@ def test_times_have_a_page_of_their_own(run):
 @pytest.mark.parametrize(
     ("callbacks", "message"),
     [
-        ([Every(1, lambda moment: 3)], "must return None, or a dict .*got 3"),
-        ([Every(1, lambda moment: {"loss": 1.0})], "'other/loss'.*got the name 'loss'"),
-        ([Every(1, lambda moment: moment.trainer.train(1))], "Trainer.train was called by"),
-        ([AfterSave(lambda moment: {"other": 1.0})], "got figures of an AfterSave"),
-        ([lambda moment: None], r"must be a list of Every.*\[Every\(100, function\)\]"),
+        ([Every(1, lambda event: 3)], "must return None, or a dict .*got 3"),
+        ([Every(1, lambda event: {"loss": 1.0})], "'other/loss'.*got the name 'loss'"),
+        ([Every(1, lambda event: event.trainer.train(1))], "Trainer.train was called by"),
+        ([AfterSave(lambda event: {"other": 1.0})], "got figures of an AfterSave"),
+        ([lambda event: None], r"must be a list of Every.*\[Every\(100, function\)\]"),
     ],
 )
 def test_mistakes_of_callbacks_are_named(callbacks, message, tmp_path):
@@ -81,8 +81,8 @@ def test_mistakes_of_callbacks_are_named(callbacks, message, tmp_path):
         fit(make_trainer(), tmp_path, *callbacks, train_steps=2)
 
 
-def spoil(moment):
-    moment.trainer.model.layers[0].bias.assign([1.0, 2.0])
+def spoil(event):
+    event.trainer.model.layers[0].bias.assign([1.0, 2.0])
 
 
 def test_an_after_save_that_changes_what_is_saved_is_refused(tmp_path):
@@ -98,7 +98,7 @@ def test_changes_that_differ_between_workers_are_refused(monkeypatch):
 
 
 def test_a_function_of_other_arguments_is_refused():
-    with pytest.raises(ConfigError, match=r"Every.function must be a function of \(moment\)"):
+    with pytest.raises(ConfigError, match=r"Every.function must be a function of \(event\)"):
         Every(1, lambda: None)
     with pytest.raises(ConfigError, match=re.escape("write @Counting()")):
         Every(1, Counting)

@@ -57,10 +57,10 @@ def test_updates_that_no_checkpoint_holds_are_not_dropped(run):
     [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, TrainingInterrupted)],
 )
 def test_a_signal_saves_and_is_raised(tmp_path, number, error):
-    def stop(moment):
-        if moment.step == 2:
+    def stop(event):
+        if event.step == 2:
             os.kill(os.getpid(), number)
-        if moment.step >= 2:  # a thread hears of the signal, on a busy machine late
+        if event.step >= 2:  # a thread hears of the signal, on a busy machine late
             time.sleep(1)
 
     trainer = make_trainer(steps_per_loop=1)
@@ -76,8 +76,8 @@ def test_the_best_weights_are_restored(tmp_path, capsys):
     """The rate rises after the first evaluation, so that it is the best."""
     trainer = make_trainer()
 
-    def rise(moment):
-        moment.trainer.optimizer.learning_rate = 1e3
+    def rise(event):
+        event.trainer.optimizer.learning_rate = 1e3
 
     plan = {"eval_every": 4, "train_steps": 8, "restore_best": True, "progress": True}
     fit(trainer, tmp_path, Every(4, rise), **plan)

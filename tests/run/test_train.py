@@ -19,8 +19,8 @@ CALLED = []
 
 
 @gin.register
-def note_call(moment):
-    CALLED.append((moment.step, moment.checkpoint is not None, "loss" in moment.figures))
+def note_call(event):
+    CALLED.append((event.step, event.checkpoint is not None, "loss" in event.figures))
 
 
 def run(model_dir, *params, strategy=("one_device", 1), gin_file="digits_cnn.gin", **arguments):
