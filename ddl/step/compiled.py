@@ -111,11 +111,6 @@ class Compiler:
         """
         return self(function) if self._takes_passes else function()
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether an update is one piece; `whole` finds out whether XLA can compile it."""
-        return self.is_on and self._is_alone
-
     def whole(
         self, in_one_piece: Callable[[], _Result], in_pieces: Callable[[], _Result]
     ) -> _Result:
@@ -129,7 +124,7 @@ class Compiler:
             graph.
           in_pieces: Makes the same updates; its pieces call this object.
         """
-        if self.is_whole and not is_compiled():
+        if self.is_on and self._is_alone and not is_compiled():
             with suppress(CannotCompileError):
                 return in_one_piece()
             self._is_alone = False

@@ -3,10 +3,11 @@
     replica         Σ loss·weight / B, backward     summed over the microbatches
     cross-replica   all-reduce (SUM) of gradients   once per gradient
                     all-reduce (SUM) of sums        Σ weight, Σ loss·weight, metrics
-    replica         times B / (Σ weight · loss scale)
+    returned beside it                              factor B / (Σ weight · loss scale)
 
 B is the global batch size. Padding and masks make Σ weight differ from B. After the all-reduce the
-gradient is therefore multiplied by B / Σ weight, with Σ over the global batch. No replica needs
+gradient is therefore multiplied by B / Σ weight, with Σ over the global batch, when it is applied
+(`TrainStep.apply`) or returned (`Update.gradients`). No replica needs
 Σ weight before its backward pass, so no further communication is needed.
 """
 
@@ -67,8 +68,8 @@ class GlobalGradient:
       scales: Whether losses are multiplied by the loss scale.
       moved_alone: The layers' moving moments, if each replica moves them by its own rows; None: by
         the rows of all replicas.
-      complete: Variables on which a loss may depend besides those of its gradient: the frozen ones,
-        or with a step of one's own all of the task's layers and optimizers.
+      may_depend_on: Variables on which a loss may depend besides those of its gradient: the frozen
+        ones, or with a step of one's own all of the task's layers and optimizers.
       remat: Names of the layers that the backward pass computes again, by their ids; or None.
       by_rows: `id` of each variable of which the optimizer updates single rows.
       sharding: The shares of the optimizers' slots; None: each replica holds whole slots.
@@ -80,7 +81,7 @@ class GlobalGradient:
     all_reduce: AllReduce
     scales: bool
     moved_alone: Sequence[tf.Variable] | None
-    complete: Variables
+    may_depend_on: Variables
     remat: Mapping[int, str] | None
     by_rows: Container[int]
     sharding: Sharding | None
@@ -228,7 +229,7 @@ class GlobalGradient:
                 objective, sums = _losses_of_examples(loss, features)
             if self.scales:
                 objective *= tf.cast(scale, objective.dtype)
-        known = {id(v.value.handle) for v in (*variables, *self.complete)}
+        known = {id(v.value.handle) for v in (*variables, *self.may_depend_on)}
         others = [v for v in tape.watched_variables() if id(v.handle) not in known]
         updated = [v.value for v in variables]
         with own.backward(), tf.name_scope("ddl_backward"):

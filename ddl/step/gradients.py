@@ -1,8 +1,8 @@
 """Gradients of the global batch: clipped and applied, or combined by a step.
 
-The path of a gradient after the all-reduce: finite check (`ddl.step.overflow`), penalties, clip,
-apply. Every replica holds the same values there. Keras 3 clips and checks before the all-reduce, on
-each replica's own share.
+The path of a gradient after the all-reduce: finite check (`ddl.step.overflow`), factor, penalties,
+clip, apply. Every replica holds the same values there. Keras 3 clips and checks before the
+all-reduce, on each replica's own share.
 """
 
 import operator
@@ -283,7 +283,7 @@ def squared_norm(gradients: Sequence[Gradient]) -> tf.Tensor:
 
 
 def clip_by_global_norm(
-    gradients: Sequence[Gradient], clip_norm: float, squared: tf.Tensor | None = None
+    gradients: Sequence[Gradient], clip_norm: float, squared: tf.Tensor
 ) -> tuple[list[Gradient], tf.Tensor]:
     """Scales all gradients by one factor so that their global norm is at most `clip_norm`.
 
@@ -292,13 +292,13 @@ def clip_by_global_norm(
     Args:
       gradients: The gradients of the global batch, as in `squared_norm`.
       clip_norm: The largest norm allowed.
-      squared: The squared global norm; None computes that of all gradients.
+      squared: The squared global norm.
 
     Returns:
       The clipped gradients, and the norm before clipping: a scalar in the widest dtype of
       the gradients.
     """
-    norm = tf.sqrt(squared_norm(gradients) if squared is None else squared)
+    norm = tf.sqrt(squared)
     # Below the limit the factor is exactly one, so clipping rounds nothing.
     limit = tf.constant(clip_norm, norm.dtype)  # tf.cast rounds to float32 first
     return multiply(gradients, limit / tf.maximum(norm, limit)), norm

@@ -218,7 +218,7 @@ def _rehearsed(
     return list(update.applied)
 
 
-def not_updated(
+def may_depend_on(
     task: Task, plan: Plan, layers: Sequence[keras.layers.Layer]
 ) -> list[keras.Variable]:
     """Returns the variables on which a loss may depend besides those of its gradient.

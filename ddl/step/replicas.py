@@ -1,6 +1,7 @@
 """Where an update meets tf.distribute: the distributed data set, `strategy.run`, `strategy.reduce`.
 
-    one distributed data set        each replica's rows of every update
+    one distributed data set        each replica's rows of every update; of arrays on the devices
+                                    the loop has tables of rows (`ddl.training.loop.RowTables`)
     one strategy.run a microbatch   its sum is added to those before, on each replica
     one all-reduce an update        of the gradients, in few buffers
     one strategy.reduce an update   of a float64 vector of metric sums

@@ -30,8 +30,7 @@ class TrainingState(NamedTuple):
       gradient_norms: float64 [2 · optimizers], sum and count of the global gradient norms of each
         optimizer since the last read; parameter groups count as one optimizer.
       diverged_for: int64 [], batches from the first with a loss that is not finite, inclusive; 0 if
-        all losses are finite. With parameter servers a whole loop counts as one. Within a loop
-        int64 [n], `batches` after the last update with which each sum was finite.
+        all losses are finite. With parameter servers a whole loop counts as one.
       batches_left_out: int64 [], with parameter servers, batches lost with a worker.
     """
 

@@ -1,8 +1,8 @@
 """One update on every replica, either applied completely or skipped.
 
-    cross-replica   the step                        its gradients, each reduced and divided once
+    cross-replica   the step                        its gradients, each reduced once
     cross-replica   finite?                         one check of each sum
-    replica         penalties, clip, apply          the same on every replica
+    replica         factor, penalties, clip, apply  the same on every replica
     cross-replica   average of the weights          once per update that is not skipped
 
 The built-in step is `update.minimize(task.per_example, batch)`. It looks before it applies. A step
@@ -27,6 +27,7 @@ from ddl.optimizers.fused import by_kernels
 from ddl.optimizers.weight_average import WeightAverages
 from ddl.precision import LossScale
 from ddl.step import gradients as gradient_path
+from ddl.step.fixed_order import fixed_order_of_sums
 from ddl.step.global_gradient import GlobalGradient
 from ddl.step.gradients import Gradient, Variables, trainable_variables
 from ddl.step.metric_sums import SumsOfLosses
@@ -34,7 +35,6 @@ from ddl.step.overflow import KeptValues
 from ddl.step.planning import BUILT_IN, Part, Plan
 from ddl.step.sharding import apply_to_shares
 from ddl.step.state import Pass, StepBatch, TrainingState
-from ddl.step.sums import fixed_order_of_sums
 from ddl.step.update import FINITE, Update
 from ddl.tasks.parts import layers_of, own_variables_of
 from ddl.tasks.task import Task, has_step
@@ -79,7 +79,7 @@ class TrainStep:
     @property
     def changing_fields(self) -> list[str]:
         """Names of the state's fields that a loop carries; without a loss scale, `step` follows."""
-        names = ["batches", "sums", "diverged_for"]
+        names = ["batches", "sums"]
         if any(clip is not None for clip in self.clips.values()):
             names.append("gradient_norms")
         if self.loss_scale is not None:
@@ -87,19 +87,24 @@ class TrainStep:
         return names
 
     @fixed_order_of_sums()
-    def __call__(self, batches: Mapping[str, Batch], state: TrainingState) -> TrainingState:
-        """Makes one update and returns the next state. Cross-replica context, in a graph.
+    def __call__(
+        self, batches: Mapping[str, Batch], state: TrainingState
+    ) -> tuple[TrainingState, tf.Tensor]:
+        """Makes one update. Cross-replica context, in a graph.
 
         Args:
           batches: The batches of update `state.batches` of each source, by its name.
           state: The state before the update.
+
+        Returns:
+          The next state, and which of its sums are finite, bool [n].
 
         Raises:
           ConfigError: If the task cannot be trained; while tracing.
         """
         compiler = self.gradient.compiler
 
-        def made() -> TrainingState:
+        def made() -> tuple[TrainingState, tf.Tensor]:
             results = self._results(batches, state)
             return compiler(lambda: self._next_state(state, results))
 
@@ -155,7 +160,9 @@ class TrainStep:
             )
         return update.results, lambda: tf.zeros([], tf.float64)
 
-    def _next_state(self, state: TrainingState, results: Results) -> TrainingState:
+    def _next_state(
+        self, state: TrainingState, results: Results
+    ) -> tuple[TrainingState, tf.Tensor]:
         # A loss that is computed within `moved` alone has these sums.
         names, finite = self.plan.losses, results.get(FINITE)
         vector = self.metrics.joined(
@@ -176,10 +183,7 @@ class TrainStep:
             nothing = tf.zeros([2], tf.float64)
             norms = tf.concat([results.get(f"norms/{n}", nothing) for n in self.plan.groups], 0)
             changed["gradient_norms"] = state.gradient_norms + if_made(norms)
-        # Checked after the loop: if it ended at once, each update would wait for the one before.
-        are_finite = tf.math.is_finite(changed["sums"])
-        changed["diverged_for"] = tf.where(are_finite, changed["batches"], state.diverged_for)
-        return state._replace(**changed)
+        return state._replace(**changed), tf.math.is_finite(changed["sums"])
 
     def apply(self, optimizer: str, variables: Variables, values: Any, factor: Any) -> tf.Tensor:
         """Applies a gradient: penalties → clip → optimizers. Cross-replica context, in a graph.

@@ -66,18 +66,18 @@ class CoordinatedLoop:
 
     variables: tuple[tf.Variable, ...] = ()
 
-    def __init__(self, update: TrainStep, state: TrainingState):
+    def __init__(self, train_step: TrainStep, state: TrainingState):
         """Sends the data arrays to each worker and makes the variables; traces no update.
 
         Args:
-          update: Makes one update.
+          train_step: Makes one update.
           state: State to start from.
 
         Raises:
           ConfigError: If workers can neither be sent the data nor read them.
         """
-        self._update, strategy = update, update.gradient.strategy
-        (self._pipeline,) = update.gradient.pipelines.values()
+        self._train_step, strategy = train_step, train_step.gradient.strategy
+        (self._pipeline,) = train_step.gradient.pipelines.values()
         self._source: Any = self._pipeline.source
         arrays = numeric_arrays(self._source)
         self._arrays = arrays and {name: packed(array, False) for name, array in arrays.items()}
@@ -87,7 +87,7 @@ class CoordinatedLoop:
         self._data = iter(self._coordinator.create_per_worker_dataset(self._dataset))
         # Keras reads the optimizer's count, adds one and writes it back, which loses concurrent
         # updates. An add on the parameter server replaces the instance's hook.
-        (optimizer,) = update.optimizers.values()
+        (optimizer,) = train_step.optimizers.values()
         count = optimizer.iterations.value
         optimizer.iterations.assign_add = lambda value: count.assign_add(
             tf.cast(value, count.dtype), read_value=False
@@ -202,7 +202,7 @@ class CoordinatedLoop:
             with tf.control_dependencies([begins]):
                 now = self._empty._replace(step=self._step.read_value(), batches=first + place)
                 batch = self._batch(data, rows, place, now.batches)
-                after = self._update({"": batch}, now)
+                after, _ = self._train_step({"": batch}, now)
                 sums = self._sums.assign_add(after.sums, read_value=False)
                 norms = self._norms.assign_add(after.gradient_norms, read_value=False)
                 with tf.control_dependencies([sums, norms]):

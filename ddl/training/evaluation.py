@@ -1,8 +1,8 @@
 """Evaluation: means over a data set, each example counted once.
 
-Here `tf.distribute` is at its plainest. The iterator of a distributed data set gives each replica
-its rows (`BatchPipeline.iterator`, which calls `strategy.experimental_distribute_dataset`),
-`strategy.run` computes sums on each replica, and `strategy.reduce` adds them up.
+Here `tf.distribute` is at its plainest: the iterator of a distributed data set gives each replica
+its rows (`ddl.step.replicas.distributed_iterator`), `strategy.run` computes sums on each replica,
+and `strategy.reduce` adds them up.
 """
 
 import math
@@ -22,10 +22,10 @@ from ddl.errors import ConfigError, DataError
 from ddl.metrics import CorpusMetric
 from ddl.metrics.corpus_metric import checked_corpus_metrics
 from ddl.optimizers.weight_average import WeightAverages
+from ddl.step.fixed_order import fixed_order_of_sums
 from ddl.step.loss import Loss
 from ddl.step.replicas import distributed_iterator
 from ddl.step.state import TrainingState
-from ddl.step.sums import fixed_order_of_sums
 from ddl.tasks.parts import copies_of, layers_of
 from ddl.tasks.task import Task
 from ddl.training.checks import check_has_outputs

@@ -2,7 +2,7 @@
 
 self._set_iterators   the distributed data sets (`ddl.data.iterators`)
 self._batches         an update's batches: from iterators, or by rows of resident arrays
-self._update          the update (`ddl.step.train_step`)
+self._train_step      an update (`ddl.step.train_step`)
 self._loop            the loop over updates, or over pieces of several that XLA compiles
 """
 
@@ -26,7 +26,10 @@ from ddl.step.train_step import TrainStep
 from ddl.training.device_errors import device_errors
 
 Carried = dict[str, tf.Tensor]
-"""Fields of the state that an update changes, by name."""
+"""Fields of the state that an update changes, by name, and `_LAST_FINITE`."""
+
+_LAST_FINITE = "last_finite"
+"""Name of `batches` after the last update with which each sum was finite, int64 [n]."""
 
 # Most updates that XLA compiles as one piece: TensorFlow starts a piece far more slowly than XLA
 # the next turn of its own loop. The flag that stops a loop is read between two pieces; a loop takes
@@ -127,18 +130,18 @@ class RowTables:
 class TrainingLoop:
     """The loop over updates, each on all replicas. Eager, cross-replica context."""
 
-    def __init__(self, update: TrainStep, max_skipped_updates: int, stop: HostScalar):
+    def __init__(self, train_step: TrainStep, max_skipped_updates: int, stop: HostScalar):
         """Keeps the arguments; traces nothing.
 
         Args:
-          update: Makes one update.
+          train_step: Makes one update.
           max_skipped_updates: Consecutive skipped updates after which the loop ends.
           stop: Whether the loop must end after the current update, or piece of several updates.
             Several workers, who must make the same updates, read it after the loop alone.
         """
-        self._update = update
-        self._pipelines, self._compiler = update.gradient.pipelines, update.gradient.compiler
-        self._strategy = update.gradient.strategy
+        gradient, self._train_step = train_step.gradient, train_step
+        self._pipelines, self._compiler = gradient.pipelines, gradient.compiler
+        self._strategy = gradient.strategy
         self._max_skipped_updates = max_skipped_updates
         self._stop = stop
         self._places_order = path_of(self._strategy).places_order
@@ -223,31 +226,36 @@ class TrainingLoop:
         self, iterators: Any, table: Any, first: tf.Tensor, end: tf.Tensor, before: TrainingState
     ) -> TrainingState:
         """Makes the updates up to step `end` if none is skipped, or until the tables end."""
-        start = before._replace(diverged_for=before.batches + tf.zeros_like(before.sums, tf.int64))
         compiler = self._compiler
         with on_host_if_placed(self._strategy):
-            left = end - start.step
+            left = end - before.step
             if table:
-                left = tf.minimum(left, first + self._tables.length - start.batches)
+                left = tf.minimum(left, first + self._tables.length - before.batches)
             # Places in the table, int32, which stay on the host.
-            place = tf.cast(start.batches - first, tf.int32)
+            place = tf.cast(before.batches - first, tf.int32)
             end_place = place + tf.cast(tf.minimum(left, _ENDLESS), tf.int32)
-        until, ahead_by = start.batches + left, start.step - start.batches
+        until, ahead_by = before.batches + left, before.step - before.batches
+        start = self._carried(before)
+        start[_LAST_FINITE] = before.batches + tf.zeros_like(before.sums, tf.int64)
 
         def state_of(carried: Carried) -> TrainingState:
             # A counter less in the loop: without a loss scale, each batch is a step.
-            return start._replace(**{"step": carried["batches"] + ahead_by, **carried})
+            fields = {name: carried[name] for name in self._train_step.changing_fields}
+            return before._replace(**{"step": carried["batches"] + ahead_by, **fields})
 
-        def updated(carried: Carried, ahead: Any, place: tf.Tensor) -> TrainingState:
+        def updated(carried: Carried, ahead: Any, place: tf.Tensor) -> Carried:
             state = state_of(carried)
             batches = ahead or self._batches(iterators, table, state.batches, place)
-            return self._update(batches, state)
+            state, are_finite = self._train_step(batches, state)
+            # Checked after the loop: if it ended at once, each update would wait for the last one.
+            last = tf.where(are_finite, state.batches, carried[_LAST_FINITE])
+            return {**self._carried(state), _LAST_FINITE: last}
 
         def several(carried: Carried) -> Carried:
             last = tf.minimum(carried["batches"] + _AT_ONCE, until)
             return tf.while_loop(
                 lambda own: self._goes_on(own, own["batches"] < last),
-                lambda own: (self._carried(updated(own, (), own["batches"] - first)),),
+                lambda own: (updated(own, (), own["batches"] - first),),
                 (carried,),
             )[0]
 
@@ -261,30 +269,29 @@ class TrainingLoop:
 
             def turn(carried: Carried, ahead: Any, place: tf.Tensor) -> tuple[Carried, Any, Any]:
                 if updates == 1:
-                    state = updated(carried, ahead, place)
+                    after = updated(carried, ahead, place)
                     # The next batch depends on no update: TensorFlow would gather it first and
                     # delay the forward pass. The control dependency makes it wait for the loss.
-                    with tf.control_dependencies([state.sums]):
-                        ahead = self._gathered_ahead(table, state.batches, place + 1)
-                    after = self._carried(state)
+                    with tf.control_dependencies([after["sums"]]):
+                        ahead = self._gathered_ahead(table, after["batches"], place + 1)
                 else:
                     after = compiler(functools.partial(several, carried))
                 with on_host_if_placed(self._strategy):
                     return after, ahead, place + updates
 
-            ahead = self._gathered_ahead(table, start.batches, place) if updates == 1 else ()
-            return tf.while_loop(goes_on, turn, (self._carried(start), ahead, place))[0]
+            ahead = self._gathered_ahead(table, before.batches, place) if updates == 1 else ()
+            return tf.while_loop(goes_on, turn, (start, ahead, place))[0]
 
         in_pieces, one_by_one = (functools.partial(repeated, n) for n in (_AT_ONCE, 1))
         carried = one_by_one() if iterators else compiler.whole(in_pieces, one_by_one)
         after = state_of(carried)
         # A sum that is not finite stays so within a loop.
-        bad = after.batches - tf.reduce_min(after.diverged_for)
+        bad = after.batches - tf.reduce_min(carried[_LAST_FINITE])
         return after._replace(diverged_for=before.diverged_for + bad)
 
     def _carried(self, state: TrainingState) -> Carried:
         """Returns the fields that change: each loop variable costs three operations per update."""
-        return {name: getattr(state, name) for name in self._update.changing_fields}
+        return {name: getattr(state, name) for name in self._train_step.changing_fields}
 
     def _goes_on(self, carried: Carried, going: tf.Tensor) -> tf.Tensor:
         """Returns `going`, bool [], or False if too many updates in a row were skipped."""

@@ -89,28 +89,30 @@ class LoopRunner:
       weights: The weights for evaluation, which must not stay in the model.
     """
 
-    def __init__(self, update: TrainStep, workers: Workers, pace: Pace, max_skipped_updates: int):
+    def __init__(
+        self, train_step: TrainStep, workers: Workers, pace: Pace, max_skipped_updates: int
+    ):
         """Builds the loop and the initial state; traces nothing.
 
         Args:
-          update: Makes one update.
+          train_step: Makes one update.
           workers: The workers of the strategy.
           pace: Measures the loops and says how long they are.
           max_skipped_updates: Consecutive skipped updates after which training counts as diverged.
         """
-        scale = update.loss_scale.initial if update.loss_scale else 1.0
-        sums, optimizers = update.metrics.zeros(), len(update.plan.groups)
+        scale = train_step.loss_scale.initial if train_step.loss_scale else 1.0
+        sums, optimizers = train_step.metrics.zeros(), len(train_step.plan.groups)
         self.state = TrainingState.initial(scale, sums, optimizers)
         self.stop = HostScalar(False, tf.bool)
         self.loop: TrainingLoop | CoordinatedLoop
-        if traits_of(update.gradient.strategy).asynchronous:
-            self.loop = CoordinatedLoop(update, self.state)
+        if traits_of(train_step.gradient.strategy).asynchronous:
+            self.loop = CoordinatedLoop(train_step, self.state)
         else:
-            self.loop = TrainingLoop(update, max_skipped_updates, self.stop)
-        self.trained = TrainedVariables(update.task)
-        self.weights = EvaluationWeights(update.averages, update.task)
+            self.loop = TrainingLoop(train_step, max_skipped_updates, self.stop)
+        self.trained = TrainedVariables(train_step.task)
+        self.weights = EvaluationWeights(train_step.averages, train_step.task)
         self._has_run = self._is_busy = False
-        self._update, self._workers, self._pace = update, workers, pace
+        self._train_step, self._workers, self._pace = train_step, workers, pace
         self._max_skipped_updates = max_skipped_updates
         self._lost_at: int | None = None  # the step after which a loop was cut off
 
@@ -157,9 +159,9 @@ class LoopRunner:
         self._lost_at, self._has_run = None, True
         seconds, waited = self._pace.clock() - began, self.loop.take_waited()
         self._pace.add(reached - start, seconds, waited, traced=is_first)
-        check_state_finite(self.state, self._update, self._max_skipped_updates)
+        check_state_finite(self.state, self._train_step, self._max_skipped_updates)
         if is_first:
-            check_same_on_replicas(self._update.task, self._update.gradient.strategy)
+            check_same_on_replicas(self._train_step.task, self._train_step.gradient.strategy)
 
     def restore(self, state: TrainingState) -> None:
         """Takes over a state to which model and optimizer belong."""
@@ -207,7 +209,7 @@ class LoopRunner:
         """
         self.weights.check_not_applied()
         self.check_not_lost()
-        for part in self._update.plan.applied.values():
+        for part in self._train_step.plan.applied.values():
             if part.times is not None:
                 check_counts(part.optimizer, self.step * part.times)
 
@@ -215,9 +217,9 @@ class LoopRunner:
 
     def means(self) -> dict[str, float]:
         """Returns the means of loss and metrics since the last reading, and of the norms."""
-        means = self._update.metrics.means(self.state.sums)
+        means = self._train_step.metrics.means(self.state.sums)
         norms = self.state.gradient_norms.numpy().reshape(-1, 2)
-        for name, (total, count) in zip(self._update.plan.groups, norms, strict=True):
-            if self._update.clips[name] is not None and count:
+        for name, (total, count) in zip(self._train_step.plan.groups, norms, strict=True):
+            if self._train_step.clips[name] is not None and count:
                 means[figure(GRADIENT_NORM, name)] = float(total / count)
         return means

@@ -27,7 +27,7 @@ from ddl.step.global_gradient import GlobalGradient
 from ddl.step.gradients import Limit, clips_by_name
 from ddl.step.moving_statistics import allow_replica_writes, statistics_of
 from ddl.step.overflow import known_loss_scale
-from ddl.step.planning import not_updated, plan_of
+from ddl.step.planning import may_depend_on, plan_of
 from ddl.step.remat import recomputed
 from ddl.step.replicas import AllReduce
 from ddl.step.sharding import sharding_of
@@ -218,23 +218,23 @@ class Trainer:
             all_reduce=all_reduce,
             scales=scale is not None,
             moved_alone=statistics_of(normalizing, strategy) if alone else None,
-            complete=not_updated(task, plan, layers),
+            may_depend_on=may_depend_on(task, plan, layers),
             remat=recomputed(remat, task, strategy) if remat else None,
             by_rows={id(v) for n in updated if updates_rows(optimizers[n]) for v in updated[n]},
             sharding=self.sharding,
         )
         clips = clips_by_name(clip_norm, list(plan.groups))
-        self._update = update = TrainStep(
+        self._train_step = train_step = TrainStep(
             task, plan, gradient, optimizers, moving, self.averages, clips, scale
         )
-        checks.warn_of_dense_updates(update)
-        self.metric_names = update.metrics.names
+        checks.warn_of_dense_updates(train_step)
+        self.metric_names = train_step.metrics.names
         self.eval_metric_names = self._evaluations.names
         self.updates_per_step = {name: one.times for name, one in plan.applied.items()}
         self.history = History()
         self._last_read = 0  # step of the last `read_metrics`
-        self._finite = checks.finite_variables(update)
-        self._runner = LoopRunner(update, workers, self.pace, max_skipped_updates)
+        self._finite = checks.finite_variables(train_step)
+        self._runner = LoopRunner(train_step, workers, self.pace, max_skipped_updates)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Raises ConfigError for a public attribute whose assignment would have no effect."""
@@ -457,7 +457,7 @@ class Trainer:
     @property
     def loss_scale(self) -> float | None:
         """Current loss scale; None without loss scaling."""
-        return float(self.state.loss_scale) if self._update.loss_scale else None
+        return float(self.state.loss_scale) if self._train_step.loss_scale else None
 
     @property
     def learning_rates(self) -> dict[str, float]:
@@ -465,7 +465,7 @@ class Trainer:
 
         The names are "learning_rate" or "learning_rate/NAME".
         """
-        return last_rates(self._update.optimizers)
+        return last_rates(self._train_step.optimizers)
 
     def read_metrics(self) -> dict[str, float]:
         """Returns the means of loss and metrics since the last read, and resets them.
@@ -474,7 +474,7 @@ class Trainer:
         global norm before clipping, with a "/NAME" for each of several optimizers.
         """
         (first, last), means = (self._last_read, self.step), self.peek_metrics()
-        if last > first and self._update.metrics.weight(self.state.sums) == 0:
+        if last > first and self._train_step.metrics.weight(self.state.sums) == 0:
             text = f"All examples of the updates {first + 1:,} to {last:,} have weight 0"
             logging.warning("%s, so the mean loss is NaN.", text)
         self._runner.state, self._last_read = self.state.without_metrics(), last

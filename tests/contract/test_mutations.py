@@ -104,7 +104,9 @@ def clip_before_the_reduce(patch):
     clip, reduce = gradient_path.clip_by_global_norm, AllReduce.__call__
 
     def mutated(self, gradients, variables):
-        clipped = self._strategy.run(lambda own: clip(own, 0.2)[0], args=(gradients,))
+        clipped = self._strategy.run(
+            lambda own: clip(own, 0.2, gradient_path.squared_norm(own))[0], args=(gradients,)
+        )
         return reduce(self, clipped, variables)
 
     patch.setattr(AllReduce, "__call__", mutated)

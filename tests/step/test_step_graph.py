@@ -84,7 +84,7 @@ def test_operations_of_a_step(name, replicas, data_on_device):
 
 
 def test_no_sum_of_three_whose_order_is_by_chance():
-    """See `ddl.step.sums`: not between replicas, not in a norm, not in a gradient."""
+    """See `ddl.step.fixed_order`: not between replicas, not in a norm, not in a gradient."""
     trained = trainer(make_strategy("mirrored", 4), clip_norm=1.0)
     graph = trained._runner.loop._concrete(trained.state).graph.as_graph_def()
     nodes = [n for function in graph.library.function for n in function.node_def]

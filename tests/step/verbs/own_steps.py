@@ -106,7 +106,7 @@ def build(
 
 def copies(trainer: ddl.Trainer) -> list[list[np.ndarray]]:
     """The copies on all replicas of the variables of layers, optimizers, averages and the task."""
-    update = trainer._update
+    update = trainer._train_step
     averages = update.averages.variables if update.averages else []
     found = [*update._every_variable(), *averages]
     results = trainer.strategy.experimental_local_results

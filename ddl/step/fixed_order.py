@@ -22,7 +22,7 @@ from tensorflow.python.ops import gen_math_ops
 _MERGED = "_grappler_ArithmeticOptimizer_AddOpsRewriteStage"
 
 # These two make all sums of a graph: `+`, tf.add_n, the tape's and tf.distribute's. The names are
-# private to TensorFlow and checked by tests/step/test_sums.py.
+# private to TensorFlow and checked by tests/step/test_fixed_order.py.
 _add, _add_n = gen_math_ops.add_v2, gen_math_ops.add_n
 
 

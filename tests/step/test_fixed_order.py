@@ -8,8 +8,8 @@ from tensorflow.python.distribute import cross_device_ops, cross_device_utils
 from tensorflow.python.ops import gen_math_ops
 
 from ddl.distribution import communication
+from ddl.step.fixed_order import fixed_order_of_sums
 from ddl.step.replicas import AllReduce
-from ddl.step.sums import fixed_order_of_sums
 from tests.conftest import STRATEGIES, make_strategy
 
 # One for the process, as a strategy of several workers has it: a number names one collective.
