@@ -69,7 +69,9 @@ def values_of(trainer: Trainer) -> list[Value]:
     seen = {id(variable) for part in found.values() for _, variable in part}
     for name, model in models_of(trainer.task).items():
         before = "" if name == "model" else f"{name}/"
-        found["model"] += [(f"{before}{path}", v.value) for path, v in paths_of(model)]
+        named = {id(v.value): (f"{before}{path}", v.value) for path, v in paths_of(model)}
+        found["model"] += [one for key, one in named.items() if key not in seen]
+        seen |= named.keys()
     others = [layers_of(trainer.task), attributes_of(trainer.task)]
     found["task"] = [*_within(others, "", seen)]  # what it holds beside its models
     slots = {} if trainer.sharding is None else trainer.sharding.slots

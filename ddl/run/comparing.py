@@ -21,7 +21,7 @@ from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.optimizers.groups import ONLY, by_name
 from ddl.run.directory import RunDirectory, read_values
-from ddl.tasks.parts import layers_of
+from ddl.tasks.parts import attributes_of, layers_of
 from ddl.training.trainer import Trainer
 
 # A resumed run may change what these own, which leaves its updates the same. Any other difference
@@ -162,14 +162,15 @@ def compare_arguments(directory: RunDirectory, given: Mapping[str, str]) -> None
 def arguments_of(trainer: Trainer) -> dict[str, str]:
     """Returns the plain values that a trainer was made with, as JSON by name."""
     found: dict[str, Any] = {"global_batch_size": trainer.global_batch_size}
-    found |= {f"task.{name}": value for name, value in vars(trainer.task).items()}
+    found |= {f"task.{name}": value for name, value in attributes_of(trainer.task).items()}
     for name, optimizer in by_name(trainer.optimizer).items():
         with suppress(NotImplementedError):  # of a schedule that Keras cannot save
             arguments = optimizer.get_config()
-            if trainer.step and isinstance(arguments["learning_rate"], float):
-                del arguments["learning_rate"]  # it may have been assigned since
+            if isinstance(rate := arguments["learning_rate"], float):
+                arguments["learning_rate"] = float(f"{rate:.7g}")  # a float32
             name = "optimizer" if name == ONLY else f"optimizer {name}"
             found |= {f"{name}.{key}": value for key, value in arguments.items() if key != "name"}
+    found["layers"] = [type(layer).__name__ for layer in layers_of(trainer.task)]
     for place, layer in enumerate(layers_of(trainer.task)):
         with suppress(NotImplementedError):
             plain = {

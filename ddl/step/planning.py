@@ -114,7 +114,10 @@ class Plan:
           source: Name of the source of its examples.
         """
         if name not in known:
-            with concurrent.futures.ThreadPoolExecutor(1) as outside:  # of a trace
+            policy = keras.config.dtype_policy()  # of this thread
+            with concurrent.futures.ThreadPoolExecutor(
+                1, initializer=keras.config.set_dtype_policy, initargs=(policy,)
+            ) as outside:  # of the trace
                 known[name] = outside.submit(self.loss_of, function, source).result()
         return known[name].of(function)
 
@@ -331,20 +334,28 @@ def _recording_inputs(task: Task) -> Iterator[dict[int, list[Any]]]:
     found: dict[int, list[Any]] = {}
     every = [layer for layer in layers_of(task) if isinstance(layer, keras.Model)]
     models = [model for model in every if not getattr(model, "inputs", None)]
+    replaced = [vars(model).get("call") for model in models]  # such as by Trainer.remat
     for model in models:
         model.call = functools.partial(_recorded, found, id(model), model.call)
     try:
         yield found
     finally:
-        for model in models:
-            del model.call
+        for model, earlier in zip(models, replaced, strict=True):
+            if earlier is None:
+                del model.call
+            else:
+                model.call = earlier
 
 
 def _recorded(
     found: dict[int, list[Any]], key: int, call: Callable[..., Any], *given: Any, **more: Any
 ) -> Any:
     arguments = inspect.signature(call).bind(*given, **more).arguments
-    inputs = [x for name, x in arguments.items() if name not in ("training", "mask")]
+    inputs = [
+        x
+        for name, x in arguments.items()
+        if name != "mask" and all(map(tf.is_tensor, tf.nest.flatten(x)))
+    ]
     found.setdefault(key, tf.nest.map_structure(_spec, inputs))
     return call(*given, **more)
 

@@ -113,7 +113,7 @@ class TrainStep:
     def _results(self, batches: Mapping[str, Batch], state: TrainingState) -> Results:
         """Makes an update, or restores all that it changed if a gradient overflows."""
         is_own = has_step(self.task)
-        changed = self._every_variable() if is_own else self.moving
+        changed = self._every_variable() if is_own else self._written()
         kept = KeptValues(changed if self.loss_scale else [], self.gradient.strategy)
         compiler = self.gradient.compiler
         step = self._own_step if is_own else self._built_in_step
@@ -138,6 +138,12 @@ class TrainStep:
         extended = self.gradient.strategy.extended
         every = {id(v): v for v in [*of_keras, *own_variables_of(self.task, layers)]}
         return [v for v in every.values() if extended.variable_created_in_scope(v)]
+
+    def _written(self) -> list[tf.Variable]:
+        """Returns what a forward pass can write: statistics, and variables of the task's own."""
+        own = own_variables_of(self.task, layers_of(self.task))
+        made = self.gradient.strategy.extended.variable_created_in_scope
+        return [*self.moving, *(v for v in own if made(v))]
 
     def _built_in_step(self, batches: Mapping[str, Batch], state: TrainingState) -> Made:
         """Computes the gradient of the built-in step, and leaves it to be applied."""

@@ -48,7 +48,7 @@ def variables_of(holders: Iterable[Any]) -> list[tf.Variable]:
     Returns:
       The variables; a mirrored variable is returned as its replica-local copies.
     """
-    items = _items([list(getattr(holder, "__dict__", {}).values()) for holder in holders])
+    items = _items([list(attributes_of(holder).values()) for holder in holders])
     variables = (variable for item in items for variable in _variables(item))
     return list({id(copy): copy for v in variables for copy in copies_of(v)}.values())
 

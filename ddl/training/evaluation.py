@@ -26,7 +26,7 @@ from ddl.step.fixed_order import fixed_order_of_sums
 from ddl.step.loss import Loss
 from ddl.step.replicas import distributed_iterator
 from ddl.step.state import TrainingState
-from ddl.tasks.parts import copies_of, layers_of
+from ddl.tasks.parts import copies_of, layers_of, own_variables_of
 from ddl.tasks.task import Task
 from ddl.training.checks import check_has_outputs
 from ddl.training.prediction import Predictions, TracedByForm, forward, joined, spec_of
@@ -184,10 +184,12 @@ class EvaluationWeights:
 
     def __init__(self, averages: WeightAverages | None, task: Task):
         """Keeps the averages that the trainer keeps, if any; changes no variable."""
-        # A layer of the user's may write these whether it trains or not.
+        # A layer or a loss of the user's may write these whether it trains or not.
         kind = keras.layers.BatchNormalization
-        moving = [layer for layer in layers_of(task) if not isinstance(layer, kind)]
+        layers = layers_of(task)
+        moving = [layer for layer in layers if not isinstance(layer, kind)]
         every = [v.value for layer in moving for v in layer._non_trainable_variables]
+        every += own_variables_of(task, layers)
         self._written = [copy for variable in every for copy in copies_of(variable)]
         self._averages = averages
         self._blocks = 0

@@ -107,15 +107,14 @@ def test_a_function_of_other_arguments_is_refused():
 def test_a_run_ends_when_evaluations_do_not_improve_and_stays_ended(tmp_path, capsys):
     """At a rate of 0 the first evaluation stays the best."""
     plan = {"eval_every": 2, "train_steps": 20, "progress": True}
-    trainer = make_trainer()
-    trainer.optimizer.learning_rate = 0.0
+    trainer = make_trainer(rate=0.0)
     rule = EarlyStopping("loss", patience=2)
     fit(trainer, tmp_path, rule, **plan)
     assert trainer.step == 6
     assert capsys.readouterr().out.count("loss has not improved on") == 1
-    again = make_trainer()
+    again = make_trainer(rate=0.0)
     fit(again, tmp_path, rule, **plan)
     assert again.step == 6
-    longer = make_trainer()
+    longer = make_trainer(rate=0.0)
     ddl.fit(longer, tmp_path, train_steps=8, progress=False)
     assert longer.step == 8

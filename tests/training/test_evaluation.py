@@ -182,7 +182,7 @@ def test_outputs_of_all_dtypes_pass_between_workers():
         np.testing.assert_array_equal(found[name], expected)
 
 
-def test_calls_leave_no_objects():
+def test_100_calls_leave_no_objects():
     """TensorFlow would keep some 20 of each data set; tf.data.Dataset.counter 126 more."""
     trainer = make_trainer(make_strategy("one_device", 1))
 
@@ -195,4 +195,4 @@ def test_calls_leave_no_objects():
 
     objects_after(5)
     before = objects_after(5)
-    assert objects_after(15) - before < 10
+    assert objects_after(50) - before < 10
