@@ -101,8 +101,8 @@ def compare_with_saved_config(
     _refuse(directory, [line for line in lines if _UNSET not in line] or lines)
     if _MICROBATCHES in changes and trainer.normalizes:
         report(
-            f"{changes[_MICROBATCHES]}. This model computes statistics or draws random numbers per "
-            "microbatch, so the resumed run computes other updates."
+            f"{changes[_MICROBATCHES]}. This model takes moments of each microbatch, so the "
+            "resumed run computes other updates."
         )
 
 

@@ -282,6 +282,8 @@ class _Rehearsal:
 
     def __call__(self, loss: Loss, variables: Variables, made: Pass, in_shares: bool) -> Reduced:
         values = [tf.zeros(v.shape, v.dtype) for v in variables]
+        if made.each is not None:
+            made.each(values)  # for the checks of the graph
         return Reduced(values, None, None, loss.form.metrics.zeros())
 
     def sums(self, loss: Loss, made: Pass) -> tuple[tf.Tensor, tf.Tensor]:

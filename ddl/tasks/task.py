@@ -99,7 +99,11 @@ def evaluation_loss(task: Any) -> LossFunction | None:
     """Returns a task's `evaluate` with the arguments of a loss; None if it has no such method."""
     if not hasattr(task, "evaluate"):
         return None
-    return lambda features, training: task.evaluate(features)
+
+    def evaluate(features: Any, training: bool) -> PerExample:  # its name stands in errors
+        return task.evaluate(features)
+
+    return evaluate
 
 
 def check_task(task: Any) -> None:

@@ -3,13 +3,15 @@
 Those with misleading errors are in test_wrong_arguments.py.
 """
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import ddl
-from ddl.errors import ConfigError
+from ddl.errors import ConfigError, TrainingDiverged
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(64, 3)).astype("f4")
@@ -68,7 +70,7 @@ class Repeated(keras.Model):
         self.table = keras.layers.Embedding(4, 4)
         self.recurrent = keras.layers.GRU(4, return_sequences=True)
 
-    def call(self, given, training=False):
+    def call(self, given, scale=1.0, training=False):
         vectors = self.table(self.ids(given["words"])) * given["factor"][:, None]
         vectors = self.recurrent(vectors, training=training)
         return keras.ops.matmul(vectors, keras.ops.transpose(self.table.embeddings))
@@ -81,7 +83,8 @@ class Tagging:
         self.model = Repeated()
 
     def per_example(self, features, training):
-        outputs = self.model({k: features[k] for k in ("words", "factor")}, training=training)
+        inputs = {k: features[k] for k in ("words", "factor")}
+        outputs = self.model(inputs, scale=2.0, training=training)
         loss = keras.losses.sparse_categorical_crossentropy
         return ddl.PerExample(loss(features["tag"], outputs, from_logits=True))
 
@@ -117,14 +120,28 @@ class Counting(keras.layers.Layer):
         return x * self.calls
 
 
-def test_an_evaluation_leaves_what_a_layer_counts():
-    model = keras.Sequential([keras.Input((3,)), Counting(), keras.layers.Dense(1)])
-    task = ddl.Supervised(model, "mse")
-    trainer = ddl.Trainer(task, "sgd", (X, Y), eval_data=(X, Y), global_batch_size=16)
-    trainer.train(3, progress=False)
-    trainer.evaluate()
+class Passes(ddl.Supervised):
+    """Counts its passes in a variable of its own, and in a layer's."""
+
+    def __init__(self):
+        layers = [keras.Input((3,)), Counting(), keras.layers.Dense(1)]
+        super().__init__(keras.Sequential(layers), "mse")
+        self.seen = tf.Variable(0.0, trainable=False)
+
+    def per_example(self, features, training):
+        self.seen.assign_add(1.0)
+        return super().per_example(features, training)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1e30])
+def test_evaluations_and_skipped_updates_leave_what_passes_count(factor):
+    task, options = Passes(), {"loss_scale": ddl.LossScale(), "max_skipped_updates": 2}
+    trainer = ddl.Trainer(task, "sgd", (X * factor, Y), global_batch_size=16, **options)
+    with pytest.raises(TrainingDiverged) if factor > 1 else contextlib.nullcontext():
+        trainer.train(3, progress=False)
+    trainer.evaluate((X, Y))
     trainer.predict(X)
-    assert model.layers[0].calls == 3
+    assert [task.seen, task.model.layers[0].calls] == [0 if factor > 1 else 3] * 2
 
 
 def test_numbers_of_words_are_not_rounded_to_half_precision():

@@ -15,16 +15,14 @@ DATA = {"image": IMAGES, "label": (IMAGES.sum(1) > 0).astype("i4")}
 PLAN = {"train_steps": 12, "eval_every": 4, "checkpoint_every": 3, "log_every": 6}
 
 
-def make_trainer(
-    replicas=1, class_weight=None, momentum=0.0, rate=0.1, activation="linear", **arguments
-):
+def make_trainer(replicas=1, class_weight=None, momentum=0.0, rate=0.1, activation=None, **more):
     keras.utils.set_random_seed(3)
     with make_strategy("one_device" if replicas == 1 else "mirrored", replicas).scope():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, activation)])
         task = ddl.Classification(model, class_weight=class_weight)
         optimizer = keras.optimizers.SGD(rate, momentum=momentum)
-        arguments = {"eval_data": DATA, "global_batch_size": 8, **arguments}
-        return ddl.Trainer(task, optimizer, DATA, **arguments)
+        more = {"eval_data": DATA, "global_batch_size": 8, **more}
+        return ddl.Trainer(task, optimizer, DATA, **more)
 
 
 def fit(trainer, folder, *callbacks, **plan):

@@ -33,9 +33,8 @@ def test_what_a_trainer_reads_is_in_its_history(tmp_path):
             task, keras.optimizers.SGD(0.1), DATA, eval_data=DATA, global_batch_size=8
         )
     read = []
-    trainer.train(
-        epochs=2, after_loop=[Periodic(2, lambda _: read.append(trainer.read_metrics()), 4)]
-    )
+    every = Periodic(2, lambda _: read.append(trainer.read_metrics()), 4)
+    trainer.train(epochs=2, after_loop=[every])
     evaluated = trainer.evaluate()
     last = trainer.train(2)
     rows = [{"step": 2, "epoch": 1.0, "split": "train", **read[0]}]
