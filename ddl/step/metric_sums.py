@@ -105,8 +105,7 @@ class SumsOfLosses:
 
     Attributes:
       names: Names of the figures. A single loss has those of its `MetricSums`; with several, the
-        name "loss" becomes "loss/NAME" with the name of the loss, but for `per_example`, which an
-        evaluation computes, too.
+        name "loss" becomes "loss/NAME" with the name of the loss.
     """
 
     def __init__(self, of_losses: Mapping[str, MetricSums]):
@@ -121,9 +120,8 @@ class SumsOfLosses:
         self._of_losses = dict(of_losses)
         several = len(of_losses) > 1
         self._figures = [
-            [f"loss/{loss}" if apart and name == "loss" else name for name in layout.names]
+            [f"loss/{loss}" if several and name == "loss" else name for name in layout.names]
             for loss, layout in of_losses.items()
-            for apart in [several and loss != "per_example"]
         ]
         self.names = tuple(name for names in self._figures for name in names)
         self._sizes = [layout.size for layout in of_losses.values()]
