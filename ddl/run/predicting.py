@@ -82,7 +82,7 @@ def predict(
         computed other rows.
       TrainingInterrupted: If a signal stopped it; the same call resumes it.
     """
-    source = check_predicts(trainer, path, data, features)
+    source = check_predicts(trainer, path, data)
     names = [*dict.fromkeys([*features, *({"weight"} & source.element_spec.keys())])]
     batch = next(iter(trainer.pipelines.values())).global_batch_size
     total = BatchPipeline(source, batch).count_examples()
@@ -124,10 +124,8 @@ def predict(
     return Path(path)
 
 
-def check_predicts(
-    trainer: Trainer, path: str | os.PathLike[str], data: Any, features: Sequence[str]
-) -> Source | Stream:
-    """Checks all that can be checked of a prediction before weights are restored.
+def check_predicts(trainer: Trainer, path: str | os.PathLike[str], data: Any) -> Source | Stream:
+    """Checks task, file and data of a prediction before weights are restored.
 
     Changes nothing on disk. Returns the data.
 

@@ -91,7 +91,7 @@ def run(
         if predictions is None:
             raise ConfigError("--mode=predict needs --predictions=FILE, got none. Pass it.")
         wanted = config.build("Predictions")
-        source = check_predicts(trainer, predictions, wanted.data, wanted.features)
+        source = check_predicts(trainer, predictions, wanted.data)
     lines = "\n".join(f"{name}: {text}" for name, text in summary(trainer, total).items())
     if dry_run or directory is None:
         try_all(trainer, run_plan, evaluates, console)
