@@ -197,10 +197,10 @@ def _rows_checked_once():
         spec = tuple((name, str(each)) for name, each in self.pipeline.element_spec.items())
         layers = tuple(
             (type(layer), *(str(v.shape) + v.dtype for v in layer.variables))
-            for layer in layers_of(self.task)
+            for layer in layers_of(self.loss.task)
         )
         where, size = self.loss.where, self.pipeline.global_batch_size
-        key = (type(self.task), where, layers, spec, size, self.training)
+        key = (type(self.loss.task), where, layers, spec, size, self.training)
         if key not in passed:
             check(self, *passes)
         passed.add(key)

@@ -28,10 +28,9 @@ _OTHERS = (
     "ddl:ExponentialMovingAverage LossScale LossWeight Retention Trainer WarmStart",
     "ddl.optimizers.schedules:epochs_to_steps steps_after_warmup total_steps warmup_steps",
     "ddl.precision:set_numerics",
-    "ddl.run.plan:RunPlan steps_per_epoch",
+    "ddl.run.plan:RunPlan global_batch_size steps_per_epoch",
     "ddl.run.predicting:Predictions",
     "ddl.run.trackers:MLflow WeightsAndBiases",
-    "ddl.training.checks:global_batch_size",
 )
 # Text that gin appends to an error at each call it passes, the innermost call first.
 _IN_CALL = re.compile(r"\n  In call to configurable '(.+?)' \(.+?\)(?: in scope '(.+)')?(?:\n|$)")

@@ -16,6 +16,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from absl import logging
 
 from ddl import microbatch
 from ddl.layers.across_replicas import sum_over_replicas
@@ -38,6 +39,25 @@ def take_over_moments(layers: Iterable[keras.layers.Layer]) -> None:
     """
     for layer in filter(has_global_moments, layers):
         layer._moments = functools.partial(_moments, layer)
+
+
+def warn_of_batch_moments(
+    layers: Sequence[keras.layers.Layer], replicas: int, microbatches: int
+) -> None:
+    """Logs if moments of BatchNormalization depend on the number of replicas or microbatches.
+
+    Args:
+      layers: The layers that take moments in training.
+      replicas: Number of replicas that take moments of their own rows; 1 for global moments.
+      microbatches: Microbatches per replica and update.
+    """
+    names = ", ".join(layer.name for layer in layers)
+    said = "The layers %s take moments of each %s changes the training result."
+    if names and replicas > 1:
+        why = "replica (Trainer.batch_moments = 'per_replica'), so the number of replicas"
+        logging.warning(said, names, why)
+    if names and microbatches > 1:
+        logging.warning(said, names, f"microbatch, so ACCUMULATION_STEPS = {microbatches}")
 
 
 def _moments(

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import os
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext, suppress
@@ -13,19 +15,52 @@ import tensorflow as tf
 
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, ModelDirectoryError, TrainingDiverged, TrainingInterrupted
-from ddl.figures import EXAMPLES_PER_SECOND, LOSS_SCALE, SKIPPED_UPDATES, is_measured
+from ddl.figures import (
+    EXAMPLES_PER_SECOND,
+    GPU_UTILIZATION,
+    LOSS_SCALE,
+    SKIPPED_UPDATES,
+    is_measured,
+)
 from ddl.optimizers.loss_weight import loss_weights
 from ddl.run import callbacks
 from ddl.run.plan import Files, RunPlan
 from ddl.run.trackers import TrackerWriter
 from ddl.run.writers import RunConsole, Writer
 from ddl.signals import StopSignals
-from ddl.training.pace import gpu_utilization
-from ddl.training.progress import is_interactive
-from ddl.training.runner import AfterLoop, Periodic
+from ddl.training.runner import AfterLoop
 from ddl.training.trainer import Trainer
 
 _NEVER = 2**62  # a step beyond all runs
+
+
+class Periodic:
+    """Calls a function at every multiple of a number of steps, and at the last step.
+
+    No training loop runs past such a step. The schedule depends only on the step: a resumed run
+    calls the function at the same steps as an uninterrupted run.
+    """
+
+    def __init__(self, every: int | None, function: AfterLoop, last: int):
+        """Keeps the schedule.
+
+        Args:
+          every: Steps between calls, at least 1; None calls at the last step only.
+          function: Called with the step.
+          last: The last step of the run.
+        """
+        self._every = every or max(last, 1)
+        self._function = function
+        self._last = last
+
+    def next_step(self, step: int) -> int:
+        """Returns the first step after `step` at which the function is called."""
+        return min(self._last, (step // self._every + 1) * self._every)
+
+    def __call__(self, step: int) -> None:
+        """Calls the function if it is due at `step`."""
+        if step == self._last or step % self._every == 0:
+            self._function(step)
 
 
 @dataclasses.dataclass
@@ -395,3 +430,30 @@ class Profile:
             self._report(f"There is no profile: {error!s:.200} Training continues.")
             return False
         return True
+
+
+def gpu_utilization() -> dict[str, float]:
+    """Returns the share of the last moments in which each GPU was busy, as "gpu_utilization/N".
+
+    GPUs that cannot be measured are missing; all are without the package nvidia-ml-py.
+    """
+    found, visible = {}, os.environ.get("CUDA_VISIBLE_DEVICES")
+    for device in tf.config.get_visible_devices("GPU"):
+        with suppress(Exception):  # not installed, no driver, or a part of a GPU, without rates
+            import pynvml
+
+            pynvml.nvmlInit()
+            number = int(device.name.rpartition(":")[2])
+            name = str(number) if visible is None else visible.split(",")[number].strip()
+            by_index, by_uuid = pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetHandleByUUID
+            handle = by_index(int(name)) if name.isdecimal() else by_uuid(name)
+            busy = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu
+            found[f"{GPU_UTILIZATION}/{number}"] = busy / 100
+    return found
+
+
+def is_interactive() -> bool:
+    """Returns whether a user types into this process: a notebook, IPython, or Python's prompt."""
+    shell = sys.modules.get("IPython")
+    has_prompt = hasattr(sys, "ps1") or bool(sys.flags.interactive)
+    return has_prompt or (shell is not None and shell.get_ipython() is not None)

@@ -16,7 +16,7 @@ from ddl import config
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.checkpoints.directory import Retention
 from ddl.checkpoints.warm_start import WarmStart
-from ddl.choices import JitCompile, check_count
+from ddl.choices import JitCompile, check_count, check_positive
 from ddl.config import registry
 from ddl.data.conversion import sources_by_name
 from ddl.data.pipeline import BatchPipeline
@@ -119,6 +119,28 @@ def check_metric(parameter: str, metric: str | None, trainer: Trainer) -> None:
             f"{parameter} must be a metric of the evaluation ({', '.join(names) or 'none'}), got "
             f"{metric!r}. Correct it, or bind Trainer.eval_data."
         )
+
+
+def global_batch_size(total: int | None = None, per_replica: int | None = None) -> int:
+    """Returns the global batch size, in examples. Call it in the strategy's scope.
+
+    Args:
+      total: Examples per update, for any number of replicas.
+      per_replica: Examples per replica and update. The global batch, and with it the result of
+        training, then depends on the number of replicas.
+
+    Raises:
+      ConfigError: If both are given, or neither, or if the size is not positive.
+    """
+    size = per_replica if total is None else total
+    if size is None or (total is not None and per_replica is not None):
+        raise ConfigError(
+            "Exactly one of GLOBAL_BATCH_SIZE and PER_REPLICA_BATCH_SIZE must be given, got "
+            f"{total} and {per_replica}. Set one of them to a number and the other to None."
+        )
+    check_positive("GLOBAL_BATCH_SIZE", total)
+    check_positive("PER_REPLICA_BATCH_SIZE", per_replica)
+    return size if per_replica is None else size * tf.distribute.get_strategy().num_replicas_in_sync
 
 
 def steps_per_epoch(batches_per_update: int = 1) -> int | None:

@@ -16,6 +16,7 @@ from ddl.distribution.devices import describe_devices
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, DdlError
+from ddl.figures import format_figures
 from ddl.optimizers.groups import ONLY, by_name
 from ddl.optimizers.learning_rate import LearningRate, learning_rate_at
 from ddl.run.callbacks import AfterEvaluation, AfterSave, Every
@@ -27,7 +28,6 @@ from ddl.run.plan import Files, Placement, RunPlan, build
 from ddl.run.predicting import check_predicts, predict
 from ddl.run.writers import RunConsole
 from ddl.tasks.parts import models_of
-from ddl.training.progress import format_figures
 from ddl.training.trainer import Trainer
 
 

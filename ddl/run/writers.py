@@ -21,10 +21,10 @@ from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
 from ddl.checkpoints.directory import naming, write_atomically
 from ddl.errors import ModelDirectoryError
-from ddl.figures import EXAMPLES_PER_SECOND, is_measured
+from ddl.figures import EXAMPLES_PER_SECOND, format_figures, is_measured
 from ddl.output import printable
 from ddl.run.directory import RunDirectory
-from ddl.training.progress import Bar, format_figures, open_bar, open_console
+from ddl.training.progress import Bar, open_bar, open_console
 
 _SESSION = ".hparams"  # suffix of the event files of the HParams tab
 

@@ -6,8 +6,8 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, get_type_hints
 
 import keras
@@ -40,16 +40,6 @@ _MOST_SIZES = 1000  # files whose sizes are compared: a network drive takes time
 _MOST_ROWS = 1000  # of an array
 _FLOATS = "floats "
 _REMEDY = "Lower the learning rate, clip the gradient, or check the data."
-
-# Layers that look at all rows of a replica, shuffle them, or do not draw through Keras.
-_OF_WHOLE_BATCHES = (
-    keras.layers.Equalization,
-    keras.layers.RandAugment,
-    keras.layers.AugMix,
-    keras.layers.RandomElasticTransform,
-    keras.layers.MixUp,
-    keras.layers.CutMix,
-)
 
 
 def check_types(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
@@ -94,28 +84,6 @@ def _trained(layer: keras.layers.Layer) -> tuple[bool, list[str]]:
 
 
 # ------------------------------------------------------------ the global batch size
-
-
-def global_batch_size(total: int | None = None, per_replica: int | None = None) -> int:
-    """Returns the global batch size, in examples. Call it in the strategy's scope.
-
-    Args:
-      total: Examples per update, for any number of replicas.
-      per_replica: Examples per replica and update. The global batch, and with it the result of
-        training, then depends on the number of replicas.
-
-    Raises:
-      ConfigError: If both are given, or neither, or if the size is not positive.
-    """
-    size = per_replica if total is None else total
-    if size is None or (total is not None and per_replica is not None):
-        raise ConfigError(
-            "Exactly one of GLOBAL_BATCH_SIZE and PER_REPLICA_BATCH_SIZE must be given, got "
-            f"{total} and {per_replica}. Set one of them to a number and the other to None."
-        )
-    check_positive("GLOBAL_BATCH_SIZE", total)
-    check_positive("PER_REPLICA_BATCH_SIZE", per_replica)
-    return size if per_replica is None else size * tf.distribute.get_strategy().num_replicas_in_sync
 
 
 def sizes_by_source(
@@ -218,21 +186,23 @@ def _facts(pipeline: BatchPipeline) -> dict[str, str]:
 # ------------------------------------------------------------ the model
 
 
-def check_computes_by_row(layers: Iterable[keras.layers.Layer]) -> None:
-    """Raises ConfigError for layers of Keras that cannot compute each row of a batch alone."""
-    for layer in layers:
-        if getattr(layer, "stateful", False):
-            what = "carries its states from batch to batch (stateful=True), so the order, padding,"
-            remedy = "Set stateful=False, and give each example its whole sequence."
-        elif isinstance(layer, _OF_WHOLE_BATCHES):
-            what = f"({type(layer).__name__}) computes a row from all rows of a replica, so padding"
-            remedy = "Call it in dataset.map, or use ddl.layers.Mixup or ddl.layers.CutMix."
-        else:
-            continue
-        raise ConfigError(
-            f"The layer {layer.name!r} {what} and the number of replicas would change the result. "
-            f"{remedy}"
-        )
+@contextmanager
+def naming_features(where: str, features: Iterable[str]) -> Iterator[None]:
+    """Raises DataError if a task reads a feature that the data lack within the `with` block.
+
+    Args:
+      where: Name of the task's method.
+      features: Names of the features of the data.
+    """
+    try:
+        yield
+    except KeyError as error:
+        if error.args and error.args[0] not in features:
+            raise DataError(
+                f"{where} reads the feature {error.args[0]!r}, but the data have only "
+                f"{', '.join(sorted(features))}. Add it to the data."
+            ) from error
+        raise
 
 
 def check_has_outputs(task: Any, what: str) -> None:
@@ -247,25 +217,6 @@ def check_has_outputs(task: Any, what: str) -> None:
             f"{type(task).__name__} has no outputs to predict. Give it a method predict(features) "
             f"that returns a tensor [batch, …], or a dict or tuple of such tensors, for {what}."
         )
-
-
-def warn_of_batch_moments(
-    layers: Sequence[keras.layers.Layer], replicas: int, microbatches: int
-) -> None:
-    """Logs if moments of BatchNormalization depend on the number of replicas or microbatches.
-
-    Args:
-      layers: The layers that take moments in training.
-      replicas: Number of replicas that take moments of their own rows; 1 for global moments.
-      microbatches: Microbatches per replica and update.
-    """
-    names = ", ".join(layer.name for layer in layers)
-    said = "The layers %s take moments of each %s changes the training result."
-    if names and replicas > 1:
-        why = "replica (Trainer.batch_moments = 'per_replica'), so the number of replicas"
-        logging.warning(said, names, why)
-    if names and microbatches > 1:
-        logging.warning(said, names, f"microbatch, so ACCUMULATION_STEPS = {microbatches}")
 
 
 def warn_of_inference(task: Task, losses: Mapping[str, Loss]) -> None:

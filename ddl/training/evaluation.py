@@ -1,40 +1,114 @@
-"""Evaluation: means over a data set, each example counted once.
+"""Evaluation and prediction: forward passes over a data set, each example counted once.
 
 Here `tf.distribute` is at its plainest: the iterator of a distributed data set gives each replica
 its rows (`ddl.step.replicas.distributed_iterator`), `strategy.run` computes sums on each replica,
-and `strategy.reduce` adds them up.
+and `strategy.reduce` adds them up. Predictions are gathered instead, in order and without padding.
 """
 
+import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from ddl.data.batch import Batch
+from ddl.data.checks import check_same_features, data_errors
 from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.devices import restoring
 from ddl.distribution.path import on_host_if_placed
+from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
-from ddl.errors import ConfigError, DataError
+from ddl.errors import ConfigError, DataError, check_no_text
 from ddl.metrics import CorpusMetric
 from ddl.metrics.corpus_metric import checked_corpus_metrics
+from ddl.microbatch import Microbatch
 from ddl.optimizers.weight_average import WeightAverages
+from ddl.random import placing_of
+from ddl.step.compiled import Compiler
 from ddl.step.fixed_order import fixed_order_of_sums
 from ddl.step.loss import Loss
 from ddl.step.replicas import distributed_iterator
 from ddl.step.state import TrainingState
+from ddl.tasks.gather import Gathered
 from ddl.tasks.parts import copies_of, layers_of, own_variables_of
 from ddl.tasks.task import Task
-from ddl.training.checks import check_has_outputs
-from ddl.training.prediction import Predictions, TracedByForm, forward, joined, spec_of
+from ddl.training.checks import check_has_outputs, naming_features
+from ddl.training.device_errors import device_errors
+from ddl.training.other_data import in_order
 from ddl.training.probes import Probes
+
+# Outputs in the structure that `predict` returns, and features by name, without padding.
+Rows = tuple[Any, dict[str, np.ndarray]]
+
+
+def spec_of(pipeline: BatchPipeline) -> tuple[Any, ...]:
+    """Returns names, shapes and dtypes of the features."""
+    spec = sorted(pipeline.element_spec.items())
+    return tuple((name, tuple(one.shape), one.dtype.name) for name, one in spec)
+
+
+def forward(
+    pipeline: BatchPipeline, batch: Batch, step: tf.Tensor
+) -> tuple[dict[str, tf.Tensor], Microbatch]:
+    """Returns a replica's features of a batch, and the `Microbatch` for an evaluation of them.
+
+    Args:
+      pipeline: The data.
+      batch: The batch on this replica.
+      step: Updates that the training has made, int64 [].
+    """
+    features = pipeline.examples(batch)
+    return features, pipeline.microbatch(batch, features, training=False, step=step)
+
+
+class TracedByForm:
+    """A function of data and tensors, traced once for all data of one form. Eager."""
+
+    def __init__(self, function: Callable[..., Any], compiler: Compiler):
+        """Keeps the arguments; traces nothing.
+
+        Args:
+          function: Takes a pipeline, and iterators of it, tensors and names. Cross-replica context.
+          compiler: Compiles pieces of it.
+        """
+        self._function, self._compiler = function, compiler
+        self._pipeline: Any = None  # while tracing: a trace must not keep data alive
+        self._traced = tf.function(self._call, autograph=False)
+
+    def __call__(self, pipeline: BatchPipeline, *given: Any) -> Any:
+        """Calls the function.
+
+        Args:
+          pipeline: The data.
+          *given: Iterators of the pipeline, tensors, and tuples of names.
+
+        Raises:
+          DataError: If the data cannot be read.
+          ConfigError: See `device_errors`, as for DeviceError.
+        """
+        form = repr((pipeline.always_full, pipeline.resident, spec_of(pipeline)))
+        with data_errors(pipeline.source), device_errors():
+            self._pipeline = pipeline
+            # Not traced by the call: TensorFlow counts the traces of all trainers of a process
+            # together, and warns of frequent ones.
+            trace = self._traced.get_concrete_function
+            self._compiler.tracing(lambda: trace(form, *given))
+            self._pipeline = None
+            return self._traced(form, *given)
+
+    def _call(self, form: str, *given: Any) -> Any:
+        return self._function(self._pipeline, *given)
 
 
 class Evaluations:
-    """Means of loss and metrics, and figures of all outputs. Eager, cross-replica context.
+    """Means of loss and metrics over data, figures of all outputs, and the outputs themselves.
+
+    Eager, cross-replica context, on all workers. With parameter servers, the chief alone computes,
+    and reads their weights. Data that a call gives stay on the host and are freed after it.
 
     Attributes:
       names: Names of the figures of the trainer's own evaluation data; empty without any.
@@ -42,36 +116,41 @@ class Evaluations:
 
     def __init__(
         self,
-        own: BatchPipeline | None,
         probes: Probes,
+        train: Mapping[str, BatchPipeline],
+        own: BatchPipeline | None,
         corpus_metrics: Any,
-        predictions: Predictions,
+        compiler: Compiler,
     ):
         """Probes the loss on the trainer's own evaluation data; traces nothing.
 
         Args:
-          own: The trainer's own evaluation data.
           probes: The probes of the task.
+          train: The pipelines of the training data.
+          own: The trainer's own evaluation data.
           corpus_metrics: As `ddl.Trainer` takes it.
-          predictions: Computes the outputs that `corpus_metrics` read.
+          compiler: Compiles pieces of an evaluation.
 
         Raises:
           ConfigError: If the task cannot be evaluated, `corpus_metrics` has another type, two
             figures have one name, or there are no outputs.
           DataError: If the data lack what `corpus_metrics` read.
         """
-        self._own, self._probes, self._predictions = own, probes, predictions
-        self._strategy, self._compiler = predictions.strategy, predictions.compiler
-        self._workers = Workers(self._strategy)
+        self._probes, self._train, self._own, self._compiler = probes, train, own, compiler
+        self._task: Any = probes.task
+        self._strategy = strategy = _evaluating(probes.strategy)
+        self._workers = Workers(strategy)
+        self._joins_workers = self._workers.number > 1
         self._corpus_metrics = checked_corpus_metrics(corpus_metrics)
         self._losses: dict[Any, Loss] = {}  # by the features of the data
-        self._sums = TracedByForm(self._sums_of, self._compiler)
+        self._sums = TracedByForm(self._sums_of, compiler)
+        self._outputs = TracedByForm(self._outputs_of, compiler)
         self._iterators: dict[BatchPipeline, Any] = {}  # of the trainer's own data
         names = [] if own is None else [*self._loss(own).form.metrics.names]
         for metric in self._corpus_metrics:
-            check_has_outputs(probes.task, "Trainer.corpus_metrics")
+            check_has_outputs(self._task, "Trainer.corpus_metrics")
             if own is not None:
-                predictions.check_features(own.element_spec, metric.features or ())
+                self._check_features(own.element_spec, metric.features or ())
             names += metric.names
         if twice := [name for name in names if names.count(name) > 1]:
             raise ConfigError(
@@ -80,7 +159,7 @@ class Evaluations:
             )
         self.names = () if own is None else tuple(names)
 
-    def run(self, pipeline: BatchPipeline, state: TrainingState) -> dict[str, float]:
+    def means(self, pipeline: BatchPipeline, state: TrainingState) -> dict[str, float]:
         """Returns the figures of data by name, for the present weights.
 
         Every evaluation reads the first epoch, whether or not the run was resumed: later epochs of
@@ -166,7 +245,7 @@ class Evaluations:
         source, every, own = pipeline.source, list[Any](), dict[str, float]()
         names = tuple(source.element_spec if metric.features is None else metric.features)
         features = tuple(dict.fromkeys([*names, "weight"]))
-        for outputs, beside in self._predictions.batches(source, state, features):
+        for outputs, beside in self.outputs(source, state, features):
             counts, kept = beside["weight"] != 0, (outputs, {name: beside[name] for name in names})
             if self._workers.is_chief:
                 every.append(tf.nest.map_structure(lambda x, counts=counts: x[counts], kept))
@@ -174,6 +253,141 @@ class Evaluations:
             if self._workers.is_chief:
                 own = metric(*joined(every))
         return {n: self._workers.broadcast_float(own.get(n, 0.0)) for n in metric.names}
+
+    def _check_features(self, spec: Mapping[str, tf.TensorSpec], names: Sequence[str]) -> None:
+        """Raises DataError if data lack a feature to return beside the outputs.
+
+        Several workers cannot gather text.
+        """
+        kept = [n for n in spec if not (self._joins_workers and spec[n].dtype == tf.string)]
+        if absent := set(names) - {*kept}:
+            numbers = " of numbers" if self._joins_workers else ""
+            raise DataError(
+                f"The data have no feature {min(absent)!r}{numbers} to return beside the outputs, "
+                f"only {', '.join(sorted(kept))}. Name some of these."
+            )
+
+    def outputs(
+        self, data: Any, state: TrainingState, features: Sequence[str] = (), first_batch: int = 0
+    ) -> Iterator[Rows]:
+        """Yields the outputs of each batch, and features of the data, without the padding.
+
+        Args:
+          data: As `as_source` takes it, or one array of inputs.
+          state: The training's state; schedules of layers and tasks follow it.
+          features: Names of features to yield beside the outputs.
+          first_batch: Number of the first batch, counted from 0.
+
+        Raises:
+          ConfigError: If the task has no `predict`, or the outputs are not tensors [batch, …].
+          DataError: If the data cannot be read, do not fit the task, or lack a feature.
+        """
+        check_no_text("predict_batches.features", features)
+        check_has_outputs(self._task, "predict")
+        pipeline = in_order(self._task, data, "The argument of predict", self._train)
+        size, total = pipeline.global_batch_size, pipeline.count_examples()
+        spec = pipeline.element_spec
+        self._check_features(spec, features)
+        known = self._train[""].element_spec if "" in self._train else {}
+        check_same_features({name: one for name, one in known.items() if name in spec}, spec)
+        with data_errors(pipeline.source):
+            iterator = distributed_iterator(pipeline, self._strategy, first_batch)
+        for number in range(first_batch, -(-total // size)):
+            # What a batch draws depends on its number, wherever the reading began.
+            now = tf.constant(number, tf.int64), state.step
+            found = self._outputs(pipeline, tuple(features), iterator, *now)
+            with device_errors():  # as arrays at once: all outputs may not fit on a device
+                rows = joined([tf.nest.map_structure(lambda x: x.numpy(), one) for one in found])
+            left = total - number * size
+            outputs, beside = tf.nest.map_structure(lambda x, left=left: x[:left], rows)
+            yield outputs, dict(zip(features, beside, strict=True))
+
+    def _outputs_of(
+        self,
+        pipeline: BatchPipeline,
+        features: Sequence[str],
+        iterator: Any,
+        number: tf.Tensor,
+        step: tf.Tensor,
+    ) -> list[Any]:
+        """Returns outputs and features of a batch, of each replica or of all workers."""
+        strategy = self._strategy
+
+        def of_replica(batch: Batch) -> Any:
+            return self._of_replica(pipeline, features, batch, step)
+
+        def of_all(values: Any) -> tf.Tensor:
+            given = local(values)[0].dtype
+            return tf.cast(strategy.gather(strategy.run(_gatherable, (values,)), 0), given)
+
+        local = strategy.experimental_local_results
+        found = strategy.run(of_replica, (pipeline.next_batch(iterator, strategy, number),))
+        if self._joins_workers:
+            return [tf.nest.map_structure(of_all, found)]
+        replicas = range(self._workers.replicas_of_each)
+        return [tf.nest.map_structure(lambda x, r=r: local(x)[r], found) for r in replicas]
+
+    def _of_replica(
+        self, pipeline: BatchPipeline, names: Sequence[str], batch: Batch, step: tf.Tensor
+    ) -> tuple[Any, list[tf.Tensor]]:
+        features, microbatch = forward(pipeline, batch, step)
+        beside = [features[each] for each in names]
+        features = {each: v for each, v in features.items() if each != "weight"}
+        microbatch.gathering, microbatch.drawn = _refuse, {}
+        with microbatch.forward():
+            outputs = self._called(features)
+        if microbatch.drawn:  # once more, now that the rows of each draw can be told
+            again = dataclasses.replace(microbatch, drawn=None, _calls={})
+            with again.forward():
+                again.placing = placing_of(self._called, features)
+                outputs = self._called(features)
+        rows = pipeline.global_batch_size // self._strategy.num_replicas_in_sync
+        return tf.nest.map_structure(lambda output: self._checked(output, rows), outputs), beside
+
+    def _called(self, features: dict[str, tf.Tensor]) -> Any:
+        with naming_features(f"{type(self._task).__name__}.predict", features):
+            return self._task.predict(features)
+
+    def _checked(self, output: Any, rows: int) -> tf.Tensor:
+        """Returns an output, with the number of rows that a layer (TextVectorization) has lost."""
+        shape = output.shape if tf.is_tensor(output) else tf.TensorShape(None)
+        if shape.rank and shape[0] is None:
+            output = tf.ensure_shape(output, [rows, *shape[1:]])
+            shape = output.shape
+        if not (shape.rank and shape[0] == rows and shape.is_fully_defined()):
+            raise ConfigError(
+                f"{type(self._task).__name__}.predict must return tensors of static shape whose "
+                f"first dimension is the batch, {rows}, got {output!r:.100}."
+            )
+        return output
+
+
+def _evaluating(strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
+    """Returns a strategy; for parameter servers the chief's device, which reads their weights."""
+    if not traits_of(strategy).asynchronous:
+        return strategy
+    has_gpu = tf.config.get_visible_devices("GPU")
+    return tf.distribute.OneDeviceStrategy("GPU:0" if has_gpu else "CPU:0")
+
+
+def joined(every: Sequence[Any]) -> Any:
+    """Returns structures of arrays [b, …] as one structure of arrays [n, …]."""
+    return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *every)
+
+
+def _refuse(tensors: list[tf.Tensor], current: Microbatch) -> Gathered:
+    """Refuses `ddl.gather` (`ddl.tasks.gather.Gathering`)."""
+    raise ConfigError(
+        "ddl.gather was called in predict, but an output must not depend on the other examples of "
+        "its batch. Compare examples in a loss, or in a ddl.metrics.CorpusMetric."
+    )
+
+
+def _gatherable(values: tf.Tensor) -> tf.Tensor:
+    """Returns values in a dtype that all workers can gather; cast back, they are the same."""
+    if values.dtype.is_integer or values.dtype.is_bool:
+        return tf.cast(values, tf.int64)
+    return tf.cast(values, tf.float32) if values.dtype == tf.bfloat16 else values
 
 
 class EvaluationWeights:

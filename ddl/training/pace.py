@@ -1,14 +1,10 @@
-"""The length of the training loop's calls, its speed and waits, and how busy GPUs are."""
+"""The length of the training loop's calls, its speed and its waits."""
 
 import math
-import os
 import time
-from contextlib import suppress
-
-import tensorflow as tf
 
 from ddl.choices import check_positive
-from ddl.figures import GPU_UTILIZATION, INPUT_SHARE
+from ddl.figures import INPUT_SHARE
 
 _GROWTH, _TARGET_SECONDS = 4, 1.0
 
@@ -87,23 +83,3 @@ class Pace:
             return None, {}
         share = round(min(max(waited / seconds, 0.0), 1.0), 6)
         return steps / seconds, {} if math.isnan(waited) else {INPUT_SHARE: share}
-
-
-def gpu_utilization() -> dict[str, float]:
-    """Returns the share of the last moments in which each GPU was busy, as "gpu_utilization/N".
-
-    GPUs that cannot be measured are missing; all are without the package nvidia-ml-py.
-    """
-    found, visible = {}, os.environ.get("CUDA_VISIBLE_DEVICES")
-    for device in tf.config.get_visible_devices("GPU"):
-        with suppress(Exception):  # not installed, no driver, or a part of a GPU, without rates
-            import pynvml
-
-            pynvml.nvmlInit()
-            number = int(device.name.rpartition(":")[2])
-            name = str(number) if visible is None else visible.split(",")[number].strip()
-            by_index, by_uuid = pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetHandleByUUID
-            handle = by_index(int(name)) if name.isdecimal() else by_uuid(name)
-            busy = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu
-            found[f"{GPU_UTILIZATION}/{number}"] = busy / 100
-    return found

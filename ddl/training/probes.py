@@ -23,7 +23,6 @@ import dataclasses
 import functools
 import itertools
 import re
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
@@ -65,6 +64,7 @@ from ddl.tasks.task import (
     evaluation_loss,
     names_resembling_weight,
 )
+from ddl.training.checks import naming_features
 
 _MIXED_DTYPES = re.compile(r"has type \w+ that does not match type|have types \[")
 """Errors of TensorFlow for an operation whose inputs have several dtypes."""
@@ -106,7 +106,6 @@ class Probes:
     task: Task
     strategy: tf.distribute.Strategy
     optimizers: Sequence[keras.optimizers.Optimizer]
-    _rows: Any = dataclasses.field(default_factory=weakref.WeakKeyDictionary)
     # Features named like weights that any loss has read.
     _read: set[str] = dataclasses.field(default_factory=set)
 
@@ -118,7 +117,9 @@ class Probes:
           function: A loss in training; None takes the loss of an evaluation.
 
         Raises:
-          ConfigError: If the task cannot be evaluated, an operation mixes dtypes, or as `form`.
+          ConfigError: If the task cannot be evaluated, an operation mixes dtypes, or as
+            `Probe.form`.
+          DataError: As `Probe.form`.
         """
         task, training = self.task, function is not None
         function = function or getattr(task, "per_example", None) or evaluation_loss(task)
@@ -130,7 +131,9 @@ class Probes:
         replicas = self.strategy.num_replicas_in_sync
         loss = Loss(task, function, pipeline.global_batch_size, replicas)
         try:
-            loss.form = self.form(loss, pipeline, training)
+            loss.form = Probe(self.strategy, loss, pipeline, training, self._read).form(
+                self.optimizers
+            )
         except TypeError as error:
             if not _MIXED_DTYPES.search(text := message_of(error)):
                 raise
@@ -144,67 +147,11 @@ class Probes:
             ) from error
         return loss
 
-    def form(self, loss: Loss, pipeline: BatchPipeline, training: bool) -> Form:
-        """Probes a loss for training or for evaluation.
-
-        Raises:
-          ConfigError: If the task's losses, weights or metrics have wrong types or shapes, or
-            depend on other examples; if the loss draws by Python or NumPy, or writes a variable
-            that no checkpoint holds.
-          DataError: If the data cannot be read, or the task ignores a feature such as
-            "sample_weight".
-          Exception: Any error of the task.
-        """
-        probe = Probe(self.task, self.strategy, loss, pipeline, training, self._read)
-        with self.strategy.scope(), without_traces_of_the_user():
-            probe.build()
-            first = probe.first(self.optimizers)
-            graph, current = first.function.graph, first.microbatch
-            placing: Mapping[Any, int] | None = None if current.drawn else {}
-            if current.rows == _EIGHT:
-                try:
-                    few = probe.traced(_FOUR, _EIGHT)
-                    placing = random.placing(few.microbatch.drawn, current.drawn, _FOUR, _EIGHT)
-                    check_dimensions(first.output, few.output, loss.where)
-                    if not traits_of(self.strategy).asynchronous:
-                        probe.check_rows(first, few, self._examples(pipeline))
-                except DdlError:
-                    raise
-                except Exception as error:  # training raises it, and says more
-                    reason = message_of(error).splitlines()[0]
-                    logging.warning("%s: the check of rows could not run: %s", loss.where, reason)
-        normalizing = {id(layer) for layer in current.normalizing}  # others are as in an evaluation
-        kind = keras.layers.BatchNormalization
-        every = layers_of(self.task)
-        return Form(
-            metrics=MetricSums(first.output, loss.where),
-            entry=tf.TensorSpec(first.output.loss.shape[1:], first.output.loss.dtype),
-            weighs=first.output.weight is not None,
-            gathers=current.has_gathered,
-            tables=tables_in(graph),
-            layers=[x for x in every if not isinstance(x, kind) or id(x) in normalizing],
-            placing=placing,
-            moved=moved_in(graph, self.task) if training else (),
-        )
-
-    def _examples(self, pipeline: BatchPipeline) -> _Features:
-        """Returns 12 examples of a source, without their weights; they repeat if there are few."""
-        if pipeline not in self._rows:
-            count = _EIGHT + _FOUR
-            with data_errors(pipeline.source):
-                rows = pipeline.first_examples(count)
-            rows.pop("weight", None)
-            places = np.arange(count) % min(count, pipeline.num_examples or count)
-            self._rows[pipeline] = {k: tf.gather(v, places) for k, v in rows.items()}
-        found: _Features = self._rows[pipeline]
-        return found
-
 
 @dataclasses.dataclass(eq=False)
 class Probe:
     """The probe of one loss, for training or for evaluation."""
 
-    task: Task
     strategy: tf.distribute.Strategy
     loss: Loss
     pipeline: BatchPipeline
@@ -214,6 +161,51 @@ class Probe:
     every: bool = False
     # What the first run computed across rows: by whether `ddl.gather` did, and number of the call.
     kept: dict[tuple[bool, int], list[np.ndarray]] = dataclasses.field(default_factory=dict)
+
+    def form(self, optimizers: Sequence[keras.optimizers.Optimizer]) -> Form:
+        """Probes the loss.
+
+        Args:
+          optimizers: Optimizers whose variables checkpoints hold.
+
+        Raises:
+          ConfigError: If the task's losses, weights or metrics have wrong types or shapes, or
+            depend on other examples; if the loss draws by Python or NumPy, or writes a variable
+            that no checkpoint holds.
+          DataError: If the data cannot be read, or lack a feature that the task reads; or if the
+            task ignores one such as "sample_weight".
+          Exception: Any error of the task.
+        """
+        task, where = self.loss.task, self.loss.where
+        with self.strategy.scope(), without_traces_of_the_user():
+            self.build()
+            first = self.first(optimizers)
+            graph, current = first.function.graph, first.microbatch
+            placing: Mapping[Any, int] | None = None if current.drawn else {}
+            if current.rows == _EIGHT:
+                try:
+                    few = self.traced(_FOUR, _EIGHT)
+                    placing = random.placing(few.microbatch.drawn, current.drawn, _FOUR, _EIGHT)
+                    check_dimensions(first.output, few.output, where)
+                    if not traits_of(self.strategy).asynchronous:
+                        self.check_rows(first, few)
+                except DdlError:
+                    raise
+                except Exception as error:  # training raises it, and says more
+                    reason = message_of(error).splitlines()[0]
+                    logging.warning("%s: the check of rows could not run: %s", where, reason)
+        normalizing = {id(layer) for layer in current.normalizing}  # others are as in an evaluation
+        kind = keras.layers.BatchNormalization
+        return Form(
+            metrics=MetricSums(first.output, where),
+            entry=tf.TensorSpec(first.output.loss.shape[1:], first.output.loss.dtype),
+            weighs=first.output.weight is not None,
+            gathers=current.has_gathered,
+            tables=tables_in(graph),
+            layers=[x for x in layers_of(task) if not isinstance(x, kind) or id(x) in normalizing],
+            placing=placing,
+            moved=moved_in(graph, task) if self.training else (),
+        )
 
     def microbatch(self, rows: int, total: int, mask: tf.Tensor | None) -> Microbatch:
         """Returns the first rows of the first batch; arguments as in `traced`."""
@@ -258,16 +250,16 @@ class Probe:
 
         TensorFlow cannot make variables for several replicas while it traces.
         """
-        layers = layers_of(self.task)
+        layers = layers_of(self.loss.task)
         if not all(layer.built for layer in layers):
             features = {k: tf.zeros(v.shape, v.dtype) for k, v in self.specs(_FOUR).items()}
             outside = tf.variable_creator_scope(_made_outside)
-            unchanged = restoring(variables_of([self.task, *layers]))
+            unchanged = restoring(variables_of([self.loss.task, *layers]))
             # The traces that follow raise the errors of the task.
             with suppress(Exception), unchanged, outside, self.microbatch(4, 4, None).forward():
                 self.loss.function(features, self.training)
             self.kept.clear()
-        layers = layers_of(self.task)
+        layers = layers_of(self.loss.task)
         take_over_moments(layers)
         look_up_rows(layers)
 
@@ -277,7 +269,7 @@ class Probe:
         Raises:
           ConfigError: If it draws by Python, or writes a variable that no checkpoint holds.
         """
-        where, before = self.loss.where, states_of_generators(self.task)
+        where, before = self.loss.where, states_of_generators(self.loss.task)
         errors: list[Exception] = []
         shares = self.pipeline.microbatches * self.strategy.num_replicas_in_sync
         own = self.pipeline.global_batch_size // shares
@@ -291,21 +283,15 @@ class Probe:
             except Exception as error:
                 errors.append(error)
         else:
-            name, names = errors[0].args[:1], sorted(self.specs(1))
-            if isinstance(errors[0], KeyError) and name[0] not in names:
-                raise ConfigError(
-                    f"{where} raised {errors[0]!r}; the features of the data are "
-                    f"{', '.join(names)}."
-                ) from errors[0]
             raise errors[0]
         if rows != _EIGHT:
             logging.warning(
                 "%s takes %d rows alone, so the check of rows did not run.", where, rows
             )
         graph = first.function.graph
-        if states_of_generators(self.task) != before:
-            check_python_draws(where, self.task, lambda: self.traced(rows).function.graph)
-        check_writes(where, graph, self.task, optimizers, self.strategy)
+        if states_of_generators(self.loss.task) != before:
+            check_python_draws(where, self.loss.task, lambda: self.traced(rows).function.graph)
+        check_writes(where, graph, self.loss.task, optimizers, self.strategy)
         check_stateless(where, graph)
         return first
 
@@ -325,13 +311,13 @@ class Probe:
             # On the device of the replica, which a collective of the user's asks for.
             features = {name: tf.identity(values) for name, values in features.items()}
             current = self.microbatch(rows, total or rows, mask)
-            refusing = functools.partial(_refuse, loss.where)
-            with tf.variable_creator_scope(refusing), current.forward():
+            no_variables = tf.variable_creator_scope(functools.partial(_refuse, loss.where))
+            with no_variables, naming_features(loss.where, features), current.forward():
                 output = loss.function(dict(features), self.training)
             check_output(output, loss.where, rows)
             names = names_resembling_weight(features)
             weights = {name: features[name] for name in names if name not in self.read}
-            check_read(weights, type(self.task).__name__, output)
+            check_read(weights, type(self.loss.task).__name__, output)
             self.read.update(weights)  # an evaluation may leave out what training reads
             found.append((output, current))
 
@@ -341,22 +327,25 @@ class Probe:
             if traits_of(self.strategy).asynchronous:
                 on_replica(features, mask)
             else:
-                allow_replica_writes(layers_of(self.task), self.strategy)
+                allow_replica_writes(layers_of(self.loss.task), self.strategy)
                 self.strategy.run(on_replica, args=(features, mask))
             return tensors_of(found[0][0])
 
         mask = tf.TensorSpec([rows], tf.bool) if padded else None
         return _Pass(run.get_concrete_function(self.specs(rows), mask), *found[0])
 
-    def check_rows(self, first: _Pass, few: _Pass, rows: _Features) -> None:
+    def check_rows(self, first: _Pass, few: _Pass) -> None:
         """Raises ConfigError if values of an example depend on other examples.
 
         Args:
           first: The pass over 8 rows.
           few: The pass over 4 rows.
-          rows: 12 examples.
         """
         where = f"{self.loss.where}, with training={self.training}"
+        count = _EIGHT + _FOUR
+        with data_errors(self.pipeline.source):
+            rows = self.pipeline.first_examples(count)
+        rows.pop("weight", None)
 
         def of(one: _Pass, places: Any, mask: Any = None) -> _Values:
             return self._run(one, {k: tf.gather(v, places) for k, v in rows.items()}, mask)
@@ -399,8 +388,8 @@ class Probe:
                 )
 
     def _variables(self) -> list[tf.Variable]:
-        models = models_of(self.task).values()
-        return variables_of([self.task, *models, *layers_of(self.task)])
+        models = models_of(self.loss.task).values()
+        return variables_of([self.loss.task, *models, *layers_of(self.loss.task)])
 
     def _run(self, one: _Pass, features: _Features, mask: Any) -> _Values:
         """Runs a pass and restores the variables that it writes; returns its values by name."""

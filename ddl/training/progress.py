@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from ddl.figures import EXAMPLES_PER_SECOND, LOSS_SCALE, SKIPPED_UPDATES
+from ddl.figures import format_figures
 from ddl.output import Dropping, dropping, printable, say
 
 
@@ -140,27 +140,6 @@ def in_notebook() -> bool:
     return shell is not None and hasattr(shell.get_ipython(), "kernel")
 
 
-def is_interactive() -> bool:
-    """Returns whether a user types into this process: a notebook, IPython, or Python's prompt."""
-    shell = sys.modules.get("IPython")
-    has_prompt = hasattr(sys, "ps1") or bool(sys.flags.interactive)
-    return has_prompt or (shell is not None and shell.get_ipython() is not None)
-
-
 def _clock(seconds: float | None) -> str:
     """Formats a time as '1:30:05', from a day on as '3 days, 12:20:00'."""
     return "-:--:--" if seconds is None else str(datetime.timedelta(seconds=int(seconds)))
-
-
-def format_figures(figures: Mapping[str, float]) -> str:
-    """Formats metrics, loss first: 'loss 0.0312 · accuracy 0.9910 · 12,345 examples/s'."""
-    names = dict.fromkeys(["loss", "accuracy", *figures])
-    return " · ".join(_formatted(name, figures[name]) for name in names if name in figures)
-
-
-def _formatted(name: str, value: float) -> str:
-    if name == EXAMPLES_PER_SECOND:
-        return f"{value:,.0f} examples/s"
-    if name in (LOSS_SCALE, SKIPPED_UPDATES):
-        return f"{name} {value:,.0f}"
-    return f"{name} {value:.4f}" if name.endswith("accuracy") else f"{name} {value:.4g}"

@@ -10,9 +10,6 @@ import tensorflow as tf
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
-from ddl.figures import GRADIENT_NORM
-from ddl.optimizers.checks import check_counts
-from ddl.optimizers.groups import figure
 from ddl.optimizers.schedules import epochs_to_steps
 from ddl.step.state import TrainingState
 from ddl.step.train_step import TrainStep
@@ -28,35 +25,6 @@ AfterLoop = Callable[[int], None]
 If it has a method `next_step`, this returns the first step after a given one at which a loop must
 end, or None.
 """
-
-
-class Periodic:
-    """Calls a function at every multiple of a number of steps, and at the last step.
-
-    No training loop runs past such a step. The schedule depends only on the step: a resumed run
-    calls the function at the same steps as an uninterrupted run.
-    """
-
-    def __init__(self, every: int | None, function: AfterLoop, last: int):
-        """Keeps the schedule.
-
-        Args:
-          every: Steps between calls, at least 1; None calls at the last step only.
-          function: Called with the step.
-          last: The last step of the run.
-        """
-        self._every = every or max(last, 1)
-        self._function = function
-        self._last = last
-
-    def next_step(self, step: int) -> int:
-        """Returns the first step after `step` at which the function is called."""
-        return min(self._last, (step // self._every + 1) * self._every)
-
-    def __call__(self, step: int) -> None:
-        """Calls the function if it is due at `step`."""
-        if step == self._last or step % self._every == 0:
-            self._function(step)
 
 
 def length_in_steps(steps: Any, epochs: float | None, steps_per_epoch: int | None) -> int:
@@ -177,21 +145,13 @@ class LoopRunner:
             self._is_busy = before
 
     def check_idle(self, call: str) -> None:
-        """Raises ConfigError within `busy`, as while `run` calls a loop or a callback."""
+        """Raises ConfigError while `run` calls a callback, and within `weights.applied`."""
         if self._is_busy:
             raise ConfigError(
                 f"{call} was called by a callback, while Trainer.train runs. To end "
                 "the run, call trainer.request_stop()."
             )
-
-    def check_call(self, method: str, others: Sequence[Any] = ()) -> None:
-        """Raises ConfigError for several data sets, or if an error cut off an update."""
-        if others:
-            raise ConfigError(
-                f"{method} takes one data set, got {1 + len(others)} positional arguments. Pass "
-                f"inputs and labels as one argument: {method}((x, y))."
-            )
-        self.check_not_lost()
+        self.weights.check_not_applied()
 
     def check_not_lost(self) -> None:
         """Raises ConfigError if an error cut off a loop, so that the state is not known."""
@@ -201,25 +161,3 @@ class LoopRunner:
                 "have made further updates. Restore a checkpoint with restore_latest, or create a "
                 "new model, optimizer and Trainer."
             )
-
-    def check_consistent(self) -> None:
-        """Raises ConfigError if model, optimizer and state do not belong to the same step.
-
-        An optimizer whose number of updates depends on a tensor (`Update.when`) is not checked.
-        """
-        self.weights.check_not_applied()
-        self.check_not_lost()
-        for part in self._train_step.plan.applied.values():
-            if part.times is not None:
-                check_counts(part.optimizer, self.step * part.times)
-
-    # ------------------------------------------------------------ figures
-
-    def means(self) -> dict[str, float]:
-        """Returns the means of loss and metrics since the last reading, and of the norms."""
-        means = self._train_step.metrics.means(self.state.sums)
-        norms = self.state.gradient_norms.numpy().reshape(-1, 2)
-        for name, (total, count) in zip(self._train_step.plan.groups, norms, strict=True):
-            if self._train_step.clips[name] is not None and count:
-                means[figure(GRADIENT_NORM, name)] = float(total / count)
-        return means

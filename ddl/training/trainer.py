@@ -14,10 +14,13 @@ from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.communication import number_collectives
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, did_you_mean
-from ddl.layers.normalization import take_over_moments
+from ddl.figures import GRADIENT_NORM
+from ddl.layers.by_row import check_computes_by_row
+from ddl.layers.normalization import take_over_moments, warn_of_batch_moments
 from ddl.metrics import CorpusMetric
+from ddl.optimizers.checks import check_counts
 from ddl.optimizers.fused import updates_rows
-from ddl.optimizers.groups import Optimizers, by_name, from_keras_name, last_rates
+from ddl.optimizers.groups import Optimizers, by_name, figure, from_keras_name, last_rates
 from ddl.optimizers.weight_average import ExponentialMovingAverage, WeightAverages
 from ddl.precision import LossScale
 from ddl.random import hashed
@@ -36,11 +39,10 @@ from ddl.step.train_step import TrainStep
 from ddl.tasks.parts import layers_of
 from ddl.tasks.task import StepTask, Task, check_task
 from ddl.training import checks
-from ddl.training.evaluation import Evaluations
+from ddl.training.evaluation import Evaluations, Rows, joined
 from ddl.training.history import History
 from ddl.training.other_data import evaluation_pipeline
 from ddl.training.pace import Pace
-from ddl.training.prediction import Predictions, Rows, joined
 from ddl.training.probes import Probes
 from ddl.training.progress import shown
 from ddl.training.runner import AfterLoop, LoopRunner, length_in_steps
@@ -148,7 +150,7 @@ class Trainer:
         self.strategy = strategy = strategy or tf.distribute.get_strategy()
         number_collectives(strategy)
         self._workers = workers = Workers(strategy)
-        checks.check_computes_by_row(layers_of(task))
+        check_computes_by_row(layers_of(task))
         self.optimizer = from_keras_name(optimizer, strategy)
         self.global_batch_size = global_batch_size
         self.accumulation_steps = accumulation_steps
@@ -189,16 +191,13 @@ class Trainer:
                 task, self.optimizer, lambda of, name: probes.loss(train[name], of), strategy, train
             )
         compiler = Compiler(jit_compile, strategy, "evaluation")
-        self._predictions = Predictions(task, strategy, train, compiler)
-        self._evaluations = Evaluations(
-            self.eval_pipeline, probes, corpus_metrics, self._predictions
-        )
+        self._evaluations = Evaluations(probes, train, self.eval_pipeline, corpus_metrics, compiler)
         # ---------------------------------------------------------- update
         layers = layers_of(task)  # with those that the probes have built
         normalizing = plan.normalizing
         self.inputs, self.normalizes = plan.inputs, bool(normalizing)
         alone = batch_moments == "per_replica"
-        checks.warn_of_batch_moments(normalizing, replicas if alone else 1, accumulation_steps)
+        warn_of_batch_moments(normalizing, replicas if alone else 1, accumulation_steps)
         checks.warn_of_tf32(strategy)
         checks.warn_of_inference(task, plan.losses)
         take_over_moments(layers)
@@ -315,8 +314,15 @@ class Trainer:
         checks.check_finite(self._finite, self._workers, self.step)
 
     def check_consistent(self) -> None:
-        """Raises ConfigError if model, optimizer and state do not belong to the same step."""
-        self._runner.check_consistent()
+        """Raises ConfigError if model, optimizer and state do not belong to the same step.
+
+        An optimizer whose number of updates depends on a tensor (`Update.when`) is not checked.
+        """
+        self._runner.weights.check_not_applied()
+        self._runner.check_not_lost()
+        for part in self._train_step.plan.applied.values():
+            if part.times is not None:
+                check_counts(part.optimizer, self.step * part.times)
 
     def busy(self) -> AbstractContextManager[None]:
         """Makes `check_idle` raise an error within the `with` block, as during `train`."""
@@ -325,7 +331,6 @@ class Trainer:
     def check_idle(self, call: str) -> None:
         """Raises ConfigError for a call while `train` runs, or within `evaluation_weights`."""
         self._runner.check_idle(call)
-        self._runner.weights.check_not_applied()
 
     def evaluate(self, data: Any = None, *others: Any, averaged: bool = True) -> dict[str, float]:
         """Returns loss and metrics of a data set, each example counted once.
@@ -342,7 +347,9 @@ class Trainer:
           DataError: If the data cannot be read, do not fit the task, or have no weight.
           KeyboardInterrupt: On SIGINT, in the main thread, after the evaluation.
         """
-        self._runner.check_call("evaluate", others)
+        self._runner.check_not_lost()
+        if others:
+            raise ConfigError("evaluate takes one data set. Pass a tuple: evaluate((x, y)).")
         pipeline = self.eval_pipeline
         if data is not None:
             of = self.task, data, "The argument of evaluate", self.pipelines
@@ -353,20 +360,18 @@ class Trainer:
                 "evaluate."
             )
         with deferring_interrupt(), self.evaluation_weights(averaged=averaged):
-            means = self._evaluations.run(pipeline, self.state)
+            means = self._evaluations.means(pipeline, self.state)
             if data is None and averaged:
                 self.history.write(self.step, self.epoch_at(self.step), "eval", means)
         return means
 
-    def predict(self, data: Any, *others: Any, averaged: bool = True) -> Any:
+    def predict(self, data: Any) -> Any:
         """Returns the outputs of the task's `predict` for each example, in order.
 
         Eager, cross-replica context, on all workers.
 
         Args:
           data: As `train_data`, of features that `predict` reads; or an array of inputs alone.
-          *others: Must be empty.
-          averaged: As in `evaluate`.
 
         Returns:
           Arrays [n, …], in the structure that `predict` of the task returns.
@@ -376,17 +381,12 @@ class Trainer:
           DataError: If the data cannot be read, or do not fit the task.
           KeyboardInterrupt: On SIGINT, in the main thread, after the prediction.
         """
-        self._runner.check_call("predict", others)
-        with deferring_interrupt(), self.evaluation_weights(averaged=averaged):
-            return joined(list(self._predictions.batches(data, self.state)))[0]
+        self._runner.check_not_lost()
+        with deferring_interrupt(), self.evaluation_weights():
+            return joined(list(self._evaluations.outputs(data, self.state)))[0]
 
     def predict_batches(
-        self,
-        data: Any,
-        *,
-        features: Sequence[str] = (),
-        first_batch: int = 0,
-        averaged: bool = True,
+        self, data: Any, *, features: Sequence[str] = (), first_batch: int = 0
     ) -> Generator[Rows, None, None]:
         """Yields the outputs of the task's `predict` batch by batch, which needs little memory.
 
@@ -399,7 +399,6 @@ class Trainer:
           features: Names of features of the data to yield beside the outputs.
           first_batch: Number of the first batch, counted from 0; batches have `global_batch_size`
             rows.
-          averaged: As in `evaluate`.
 
         Yields:
           The outputs, arrays [b, …] in the structure of `predict`, and a dict of the features.
@@ -407,9 +406,9 @@ class Trainer:
         Raises:
           DataError: If the data lack one of `features`. Other errors are those of `predict`.
         """
-        self._runner.check_call("predict_batches")
-        with self.evaluation_weights(averaged=averaged):
-            yield from self._predictions.batches(data, self.state, features, first_batch)
+        self._runner.check_not_lost()
+        with self.evaluation_weights():
+            yield from self._evaluations.outputs(data, self.state, features, first_batch)
 
     def evaluation_weights(self, *, averaged: bool = True) -> AbstractContextManager[None]:
         """Gives the model the weights for evaluation and export within the `with` block.
@@ -484,7 +483,12 @@ class Trainer:
 
     def peek_metrics(self) -> dict[str, float]:
         """Returns the same means as `read_metrics`, without resetting or recording them."""
-        return self._runner.means()
+        means = self._train_step.metrics.means(self.state.sums)
+        norms = self.state.gradient_norms.numpy().reshape(-1, 2)
+        for name, (total, count) in zip(self._train_step.plan.groups, norms, strict=True):
+            if self._train_step.clips[name] is not None and count:
+                means[figure(GRADIENT_NORM, name)] = float(total / count)
+        return means
 
     @property
     def steps_per_epoch(self) -> int | None:

@@ -1,8 +1,11 @@
 import io
+import sys
+import types
 
 import pytest
 from rich.console import Console
 
+from ddl.run import loop
 from ddl.run.writers import RunConsole
 
 
@@ -53,3 +56,22 @@ def test_names_are_neither_markup_nor_control_sequences(terminal):
     assert text.getvalue().count(r"[/bold]:smile:\x1b[2J\x9b\u202e") >= (3 if terminal else 2)
     for control in ("\x1b[2J", "\x9b", "\u202e"):
         assert control not in text.getvalue()
+
+
+def test_busy_gpus(monkeypatch):
+    """A part of the second GPU has no rates."""
+
+    def rates(handle):
+        return types.SimpleNamespace(gpu={"of index 3": 25}[handle])
+
+    library = types.SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByIndex=lambda index: f"of index {index}",
+        nvmlDeviceGetHandleByUUID=lambda name: name,
+        nvmlDeviceGetUtilizationRates=rates,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-b")
+    devices = [types.SimpleNamespace(name=f"/physical_device:GPU:{n}") for n in (0, 1)]
+    monkeypatch.setattr(loop.tf.config, "get_visible_devices", lambda kind: devices)
+    assert loop.gpu_utilization() == {"gpu_utilization/0": 0.25}

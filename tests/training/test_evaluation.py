@@ -118,7 +118,8 @@ def test_open_iterators_of_predictions_keep_the_evaluation_weights():
     trainer.train(3)
     own = trainer.model.get_weights()
     expected = trainer.predict(IMAGES)
-    assert not np.array_equal(trainer.predict(IMAGES, averaged=False), expected)
+    with trainer.evaluation_weights(averaged=False):
+        assert not np.array_equal(trainer.predict(IMAGES), expected)
     short, whole = trainer.predict_batches(IMAGES[:8]), trainer.predict_batches(IMAGES)
     next(short)
     found = [next(whole)[0]]
@@ -174,7 +175,7 @@ def test_outputs_of_all_dtypes_pass_between_workers():
             return {name: limits(name, features["label"]) for name in dtypes}
 
     trainer = make_trainer(make_strategy("mirrored", 2), AllDtypes)
-    trainer._predictions._joins_workers = True
+    trainer._evaluations._joins_workers = True
     found = trainer.predict(DATA)
     for name in dtypes:
         expected = limits(name, tf.constant(LABELS)).numpy()

@@ -1,8 +1,5 @@
 import itertools
-import sys
-import types
 
-from ddl.training import pace as module
 from ddl.training.pace import Pace
 
 
@@ -29,22 +26,3 @@ def test_figures_are_those_since_the_last_log():
     pace.add(1, 2.0, None)  # unknown
     assert pace.take() == (0.5, {})
     assert pace.total_seconds == 38.0
-
-
-def test_busy_gpus(monkeypatch):
-    """A part of the second GPU has no rates."""
-
-    def rates(handle):
-        return types.SimpleNamespace(gpu={"of index 3": 25}[handle])
-
-    library = types.SimpleNamespace(
-        nvmlInit=lambda: None,
-        nvmlDeviceGetHandleByIndex=lambda index: f"of index {index}",
-        nvmlDeviceGetHandleByUUID=lambda name: name,
-        nvmlDeviceGetUtilizationRates=rates,
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", library)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-b")
-    devices = [types.SimpleNamespace(name=f"/physical_device:GPU:{n}") for n in (0, 1)]
-    monkeypatch.setattr(module.tf.config, "get_visible_devices", lambda kind: devices)
-    assert module.gpu_utilization() == {"gpu_utilization/0": 0.25}

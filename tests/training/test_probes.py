@@ -9,7 +9,6 @@ import ddl
 from ddl.data import BatchPipeline, Source
 from ddl.errors import ConfigError
 from ddl.precision import set_precision
-from ddl.step.loss import Loss
 from ddl.tasks.parts import layers_of, variables_of
 from ddl.training.probes import Probes
 from tests.conftest import make_strategy
@@ -50,9 +49,8 @@ def check(task, strategy=None, data=DATA):
     strategy = strategy or tf.distribute.get_strategy()
     pipeline = BatchPipeline(Source(data), 16)
     probes = Probes(task, strategy, [])
-    loss = Loss(task, task.per_example, 16, strategy.num_replicas_in_sync)
-    for training in (True, False):
-        probes.form(loss, pipeline, training)
+    for function in (task.per_example, None):  # in training, and in an evaluation
+        probes.loss(pipeline, function)
 
 
 def nt_xent(y, features, training):
