@@ -50,7 +50,6 @@ def build_placement(values: flags.FlagValues) -> "Placement | None":
     from ddl.distribution.traits import TRAITS
     from ddl.precision import set_tf32
     from ddl.run.plan import Placement
-    from ddl.training.asynchronous import watch_tasks
 
     configure_devices(
         values.num_virtual_devices, gpus_of(values), deterministic_ops=values.deterministic_ops
@@ -66,7 +65,7 @@ def build_placement(values: flags.FlagValues) -> "Placement | None":
         return None
     strategy = build_strategy(name, timeouts)
     if TRAITS[name].asynchronous:
-        watch_tasks(timeouts)
+        parameter_servers.watch_tasks(timeouts)
     return Placement(
         strategy,
         values.steps_per_loop,

@@ -4,13 +4,11 @@
 """
 
 import ctypes
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError, DeviceError
 
 # The rest holds what CUDA and its libraries allocate themselves.
@@ -140,33 +138,3 @@ def is_on_server(variable: Any) -> bool:
     """Returns whether a parameter server holds a variable."""
     device = getattr(variable, "device", None)
     return isinstance(device, str) and "/job:ps/" in device
-
-
-def describe_devices(strategy: tf.distribute.Strategy) -> str:
-    """Describes the devices of this process's replicas: 'GPU:0, GPU:1, MirroredStrategy'.
-
-    GPUs have their numbers on this machine, as in --gpus; '2 of GPU:0' is one that is split. With
-    parameter servers, describes the cluster: 'workers: 2, parameter servers: 1'.
-    """
-    traits, devices = traits_of(strategy), replica_devices(strategy)
-    if traits.asynchronous:
-        return f"workers: {strategy._num_workers}, parameter servers: {strategy._num_ps}"
-    kind = tf.DeviceSpec.from_string(devices[0]).device_type
-    seen = sorted(one.name.split(":", 1)[1] for one in tf.config.get_visible_devices(kind))
-    names = ", ".join(seen) or kind
-    count = "" if len(devices) == len(seen) else f"{len(devices)} of "
-    return f"{count}{names}, {traits.class_name}"
-
-
-@contextmanager
-def restoring(variables: Iterable[tf.Variable]) -> Iterator[None]:
-    """Restores variables bit for bit after the `with` block, also when the block raises."""
-    own = []
-    for variable in variables:
-        with tf.device(variable.device):  # an eager read goes through the first GPU
-            own.append((variable, variable.read_value()))
-    try:
-        yield
-    finally:
-        for variable, value in own:
-            variable.assign(value)

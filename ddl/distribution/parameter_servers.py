@@ -3,8 +3,8 @@
 A chief leads such a cluster and is the only process that runs the program. Workers and parameter
 servers are TensorFlow servers that execute what the chief sends (`ddl.training.asynchronous`).
 TensorFlow reassigns the updates of a lost worker to the others and readmits the worker when it is
-back. It waits forever for a worker that neither answers nor dies, so the chief probes every task
-(`ddl.training.asynchronous`), and the tasks probe the chief.
+back. It waits forever for a worker that neither answers nor dies, so the chief probes every task,
+and the tasks probe the chief.
 """
 
 import os
@@ -16,11 +16,15 @@ import tensorflow as tf
 from ddl.distribution.addresses import ask, close_to_other_machines, silence, taken
 from ddl.distribution.cluster import ClusterRole, ClusterTimeouts, cluster_role
 from ddl.errors import ConfigError, WorkerLost
+from ddl.output import say
 from ddl.signals import StopSignals, keeping_handlers
 
 _PAUSE = 1.0
 # A chief that has ended refuses every connection; a network problem refuses only some.
 _REFUSALS = 3
+# A dead parameter server has lost its weights. These seconds let TensorFlow's pending call raise
+# first.
+_PATIENCE_WITH_THE_DEAD = 5.0
 
 NAMES = {"chief": "Chief", "worker": "Worker", "ps": "Parameter server"}
 """Names of the kinds of tasks, for messages."""
@@ -147,3 +151,46 @@ def build_parameter_server_strategy(timeouts: ClusterTimeouts) -> tf.distribute.
             f"{strategy.num_replicas_in_sync}. Start one worker per GPU (ddl.launch --pin_gpus)."
         )
     return strategy
+
+
+def watch_tasks(timeouts: ClusterTimeouts) -> None:
+    """Probes every worker and parameter server in TF_CONFIG from now on, each in its own thread.
+
+    TensorFlow reassigns the updates of a lost worker to the others and readmits the worker when it
+    is back, but waits forever for a task that neither answers nor dies. A lost parameter server, a
+    stopped or unreachable worker, and the loss of all workers end this process with the status of
+    WorkerLost, even if its main thread is blocked. A worker that died is reported, and training
+    continues on the others.
+
+    Args:
+      timeouts: Seconds of silence after which a task is lost.
+    """
+    cluster, gone = cluster_role().cluster, set[str]()
+    for kind in ("ps", "worker"):
+        for index, address in enumerate(cluster[kind]):
+            given = (kind, index, address, gone, len(cluster["worker"]), timeouts)
+            threading.Thread(target=_watch, args=given, daemon=True).start()
+
+
+def _watch(
+    kind: str, index: int, address: str, gone: set[str], workers: int, timeouts: ClusterTimeouts
+) -> None:
+    """Probes a task; all threads share the addresses of workers that are gone."""
+    who, heard = f"{NAMES[kind]} {index} at {address}", time.monotonic()
+    dead = timeouts._replace(peer=min(_PATIENCE_WITH_THE_DEAD, timeouts.peer))
+    while True:
+        answer = ask(address, min(timeouts.peer, timeouts.stall, 10 * _PAUSE))
+        refuses = answer == "refuses"
+        if answer == "greets" and address in gone:
+            gone.discard(address)
+            say(f"{who} is back.")
+        elif refuses and kind == "worker" and address not in gone:
+            gone.add(address)
+            say(f"{who} is lost. The other workers compute its updates until it is back.")
+        if answer == "greets" or (refuses and kind == "worker" and len(gone) < workers):
+            heard = time.monotonic()
+        if silent := silence(answer, heard, dead if refuses and kind == "ps" else timeouts):
+            # At once: the main thread may be blocked forever.
+            say(f"{who} {silent}. Restart all tasks; they resume from the last checkpoint.")
+            os._exit(WorkerLost.exit_status)
+        time.sleep(_PAUSE)

@@ -6,6 +6,7 @@ from `@steps_per_epoch()` of the training data and from the length of the run.
 
 import inspect
 import math
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeAlias, overload
 
@@ -173,6 +174,24 @@ def total_steps(
         return epochs_to_steps(train_epochs, steps_per_epoch)
     check_count("RunPlan.train_steps", train_steps)
     return int(train_steps or 0)
+
+
+def length_in_steps(steps: Any, epochs: float | None, steps_per_epoch: int | None) -> int:
+    """Returns the length of a training in updates.
+
+    Raises:
+      ConfigError: Unless exactly one of `steps` and `epochs` is given, `steps` is an integer of at
+        least 0, and `epochs` a finite number of at least 0.
+    """
+    if steps is None and epochs is not None:
+        return epochs_to_steps(float(epochs), steps_per_epoch)
+    is_number = isinstance(steps, numbers.Integral) and not isinstance(steps, bool)
+    if epochs is not None or not is_number or steps < 0:
+        raise ConfigError(
+            "train needs either steps, an integer of at least 0, or epochs, got "
+            f"{steps!r:.60} and {epochs!r:.60}. Write train(steps=1000) or train(epochs=5)."
+        )
+    return int(steps)
 
 
 def steps_after_warmup(total_steps: int, warmup_steps: int = 0) -> int:

@@ -1,14 +1,13 @@
 """An exponential moving average of the weights, which often evaluates better than the weights."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from ddl.distribution.devices import restoring
 from ddl.errors import ConfigError
 
 AVERAGE_PREFIX = "average/"
@@ -152,3 +151,17 @@ def move_towards(variable: tf.Variable, source: tf.Tensor, share: tf.Tensor) -> 
         moved = before + tf.cast(share, variable.dtype) * (source - before)
         source = tf.where(tf.equal(share, 1) | tf.equal(source, before), source, moved)
     return variable.assign(source)
+
+
+@contextmanager
+def restoring(variables: Iterable[tf.Variable]) -> Iterator[None]:
+    """Restores variables bit for bit after the `with` block, also when the block raises."""
+    own = []
+    for variable in variables:
+        with tf.device(variable.device):  # an eager read goes through the first GPU
+            own.append((variable, variable.read_value()))
+    try:
+        yield
+    finally:
+        for variable, value in own:
+            variable.assign(value)

@@ -17,7 +17,7 @@ from ddl.choices import check_count
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, check_takes, definition_of
 from ddl.figures import Direction, direction_of, is_reserved
-from ddl.training.history import History
+from ddl.metrics.history import History
 from ddl.training.trainer import Trainer
 
 
@@ -90,8 +90,7 @@ class Callback:
             name of one of the run's own, an `AfterSave` returned any, or the function trained.
         """
         trainer = event.trainer
-        with trainer.busy():
-            returned = self.function(event)
+        returned = self.function(event)
         own = {*trainer.metric_names, *trainer.eval_metric_names}
         try:
             figures = {name: float(value) for name, value in dict(returned or {}).items()}

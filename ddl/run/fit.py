@@ -10,19 +10,18 @@ from typing import Literal
 
 from ddl.checkpoints.directory import Retention
 from ddl.checkpoints.warm_start import WarmStart
-from ddl.distribution.devices import describe_devices
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, ModelDirectoryError, TrainingInterrupted
+from ddl.metrics.history import History
 from ddl.run.callbacks import Callback, EarlyStopping
 from ddl.run.comparing import arguments_of, compare_arguments
 from ddl.run.directory import RunDirectory
 from ddl.run.loop import Run
-from ddl.run.plan import Files, RunPlan
+from ddl.run.plan import Files, RunPlan, describe_devices
 from ddl.run.trackers import Tracker
 from ddl.run.writers import RunConsole
 from ddl.signals import deferring_interrupt
-from ddl.training.history import History
 from ddl.training.trainer import Trainer
 
 Period = int | Literal["epoch"] | None

@@ -20,6 +20,8 @@ from ddl.choices import JitCompile, check_count, check_positive
 from ddl.config import registry
 from ddl.data.conversion import sources_by_name
 from ddl.data.pipeline import BatchPipeline
+from ddl.distribution.devices import replica_devices
+from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.optimizers.schedules import total_steps
@@ -287,3 +289,19 @@ class Files:
             before_write=json_lines.sync,
         )
         return cls(directory, json_lines, TensorBoardWriter(directory.path, report), checkpoints)
+
+
+def describe_devices(strategy: tf.distribute.Strategy) -> str:
+    """Describes the devices of this process's replicas: 'GPU:0, GPU:1, MirroredStrategy'.
+
+    GPUs have their numbers on this machine, as in --gpus; '2 of GPU:0' is one that is split. With
+    parameter servers, describes the cluster: 'workers: 2, parameter servers: 1'.
+    """
+    traits, devices = traits_of(strategy), replica_devices(strategy)
+    if traits.asynchronous:
+        return f"workers: {strategy._num_workers}, parameter servers: {strategy._num_ps}"
+    kind = tf.DeviceSpec.from_string(devices[0]).device_type
+    seen = sorted(one.name.split(":", 1)[1] for one in tf.config.get_visible_devices(kind))
+    names = ", ".join(seen) or kind
+    count = "" if len(devices) == len(seen) else f"{len(devices)} of "
+    return f"{count}{names}, {traits.class_name}"

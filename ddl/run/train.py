@@ -12,7 +12,6 @@ import tensorflow as tf
 from ddl import config
 from ddl.choices import Mode
 from ddl.data.pipeline import BatchPipeline
-from ddl.distribution.devices import describe_devices
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, DdlError
@@ -24,7 +23,7 @@ from ddl.run.comparing import check_same_on_all, compare_with_saved_config
 from ddl.run.directory import RunDirectory
 from ddl.run.from_checkpoints import evaluate_restored, export, exported_models, follow
 from ddl.run.loop import Run, warm_start
-from ddl.run.plan import Files, Placement, RunPlan, build
+from ddl.run.plan import Files, Placement, RunPlan, build, describe_devices
 from ddl.run.predicting import check_predicts, predict
 from ddl.run.writers import RunConsole
 from ddl.tasks.parts import models_of

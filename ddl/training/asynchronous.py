@@ -1,4 +1,4 @@
-"""Asynchronous training with parameter servers, and the chief's watch over them.
+"""Asynchronous training with parameter servers.
 
 The chief splits the batches of a loop into short ranges and schedules each range on a free worker.
 For each batch the worker reads the weights from the parameter servers, computes a gradient and
@@ -15,8 +15,6 @@ Evaluations and predictions run on the chief alone, which reads the weights from
 """
 
 import itertools
-import os
-import threading
 import time
 from typing import Any
 
@@ -26,12 +24,8 @@ from ddl.data.batch import Batch, gather, numeric_arrays, packed
 from ddl.data.checks import data_errors
 from ddl.data.order import batch_indices
 from ddl.data.stream import Stream
-from ddl.distribution.addresses import ask, silence
-from ddl.distribution.cluster import ClusterTimeouts, cluster_role
-from ddl.distribution.parameter_servers import NAMES
 from ddl.distribution.path import on_host
-from ddl.errors import ConfigError, WorkerLost
-from ddl.output import say
+from ddl.errors import ConfigError
 from ddl.random import batch_counter
 from ddl.step.effects import nodes_of
 from ddl.step.state import TrainingState
@@ -41,10 +35,7 @@ from ddl.training.device_errors import device_errors
 # Ranges per worker and loop. More ranges leave workers idle for less time at the end of the loop,
 # at a higher scheduling cost.
 _RANGES_PER_WORKER = 8
-_PAUSE, _WATCH_PAUSE = 0.001, 1.0  # seconds
-# A dead parameter server has lost its weights. These seconds let TensorFlow's pending call raise
-# first.
-_PATIENCE_WITH_THE_DEAD = 5.0
+_PAUSE = 0.001  # seconds
 
 _SENT_UP_TO_BYTES = 2_000_000_000  # below the 2 GiB limit of a TensorFlow message
 _PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
@@ -161,7 +152,8 @@ class CoordinatedLoop:
     def _train(self, state: TrainingState, total: int) -> None:
         """Makes `total` updates, in ranges; with 0, traces alone.
 
-        A range of a lost worker is scheduled again. `watch_tasks` detects a stalled process.
+        A range of a lost worker is scheduled again. A stalled process is detected by
+        `ddl.distribution.parameter_servers.watch_tasks`.
         """
         self._sums.assign(state.sums)
         self._norms.assign(state.gradient_norms)
@@ -231,46 +223,3 @@ class CoordinatedLoop:
                     lambda passed, _: passed < number, lambda *_: next(data), next(data)
                 )[1]
         return Batch(found, {}, batch_counter(number))
-
-
-def watch_tasks(timeouts: ClusterTimeouts) -> None:
-    """Probes every worker and parameter server in TF_CONFIG from now on, each in its own thread.
-
-    TensorFlow reassigns the updates of a lost worker to the others and readmits the worker when it
-    is back, but waits forever for a task that neither answers nor dies. A lost parameter server, a
-    stopped or unreachable worker, and the loss of all workers end this process with the status of
-    WorkerLost, even if its main thread is blocked. A worker that died is reported, and training
-    continues on the others.
-
-    Args:
-      timeouts: Seconds of silence after which a task is lost.
-    """
-    cluster, gone = cluster_role().cluster, set[str]()
-    for kind in ("ps", "worker"):
-        for index, address in enumerate(cluster[kind]):
-            given = (kind, index, address, gone, len(cluster["worker"]), timeouts)
-            threading.Thread(target=_watch, args=given, daemon=True).start()
-
-
-def _watch(
-    kind: str, index: int, address: str, gone: set[str], workers: int, timeouts: ClusterTimeouts
-) -> None:
-    """Probes a task; all threads share the addresses of workers that are gone."""
-    who, heard = f"{NAMES[kind]} {index} at {address}", time.monotonic()
-    dead = timeouts._replace(peer=min(_PATIENCE_WITH_THE_DEAD, timeouts.peer))
-    while True:
-        answer = ask(address, min(timeouts.peer, timeouts.stall, 10 * _WATCH_PAUSE))
-        refuses = answer == "refuses"
-        if answer == "greets" and address in gone:
-            gone.discard(address)
-            say(f"{who} is back.")
-        elif refuses and kind == "worker" and address not in gone:
-            gone.add(address)
-            say(f"{who} is lost. The other workers compute its updates until it is back.")
-        if answer == "greets" or (refuses and kind == "worker" and len(gone) < workers):
-            heard = time.monotonic()
-        if silent := silence(answer, heard, dead if refuses and kind == "ps" else timeouts):
-            # At once: the main thread may be blocked forever.
-            say(f"{who} {silent}. Restart all tasks; they resume from the last checkpoint.")
-            os._exit(WorkerLost.exit_status)
-        time.sleep(_WATCH_PAUSE)

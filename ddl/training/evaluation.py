@@ -18,7 +18,6 @@ import tensorflow as tf
 from ddl.data.batch import Batch
 from ddl.data.checks import check_same_features, data_errors
 from ddl.data.pipeline import BatchPipeline
-from ddl.distribution.devices import restoring
 from ddl.distribution.path import on_host_if_placed
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
@@ -26,7 +25,7 @@ from ddl.errors import ConfigError, DataError, check_no_text
 from ddl.metrics import CorpusMetric
 from ddl.metrics.corpus_metric import checked_corpus_metrics
 from ddl.microbatch import Microbatch
-from ddl.optimizers.weight_average import WeightAverages
+from ddl.optimizers.weight_average import WeightAverages, restoring
 from ddl.random import placing_of
 from ddl.step.compiled import Compiler
 from ddl.step.fixed_order import fixed_order_of_sums

@@ -35,12 +35,12 @@ from absl import logging
 from ddl import microbatch, random
 from ddl.data.checks import data_errors
 from ddl.data.pipeline import BatchPipeline
-from ddl.distribution.devices import restoring
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError, DdlError, message_of
 from ddl.layers.lookups import look_up_rows
 from ddl.layers.normalization import take_over_moments
 from ddl.microbatch import Microbatch, without_traces_of_the_user
+from ddl.optimizers.weight_average import restoring
 from ddl.random import batch_counter
 from ddl.step.effects import (
     check_python_draws,

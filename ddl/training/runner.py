@@ -1,16 +1,12 @@
 """The repeated calls of the training loop, the work between them, and the figures read from it."""
 
-import numbers
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
-from ddl.optimizers.schedules import epochs_to_steps
 from ddl.step.state import TrainingState
 from ddl.step.train_step import TrainStep
 from ddl.training.asynchronous import CoordinatedLoop
@@ -25,25 +21,6 @@ AfterLoop = Callable[[int], None]
 If it has a method `next_step`, this returns the first step after a given one at which a loop must
 end, or None.
 """
-
-
-def length_in_steps(steps: Any, epochs: float | None, steps_per_epoch: int | None) -> int:
-    """Returns the length of a training in updates.
-
-    Raises:
-      ConfigError: Unless exactly one of `steps` and `epochs` is given, `steps` is an integer of at
-        least 0, and `epochs` a finite number of at least 0.
-    """
-    if (steps is None) == (epochs is None):
-        raise ConfigError(
-            f"train needs either steps or epochs, got {steps!r:.60} and {epochs!r:.60}. Write "
-            "train(steps=1000) or train(epochs=5)."
-        )
-    if epochs is not None:
-        return epochs_to_steps(float(epochs), steps_per_epoch)
-    if not isinstance(steps, numbers.Integral) or isinstance(steps, bool) or steps < 0:
-        raise ConfigError(f"steps must be an integer of at least 0, got {steps!r:.60}.")
-    return int(steps)
 
 
 class LoopRunner:
@@ -100,7 +77,8 @@ class LoopRunner:
           ConfigError: If a function changed a setting, or left the evaluation weights in the
             model; or if replicas differ in a variable after the first loop.
         """
-        with self.busy():
+        self._is_busy = True
+        try:
             while (step := self.step) < end:
                 ends = [end, step + self._workers.broadcast(self._pace.steps_per_loop)]
                 ends += [a.next_step(step) or end for a in after_loop if hasattr(a, "next_step")]
@@ -114,6 +92,8 @@ class LoopRunner:
                 if self._workers.any(bool(self.stop.read())):
                     self.stop.assign(False)
                     return True
+        finally:
+            self._is_busy = False
         return False
 
     def _run_loop(self, end: int) -> None:
@@ -134,15 +114,6 @@ class LoopRunner:
     def restore(self, state: TrainingState) -> None:
         """Takes over a state to which model and optimizer belong."""
         self.state, self._lost_at = state, None
-
-    @contextmanager
-    def busy(self) -> Iterator[None]:
-        """Makes `check_idle` raise an error within the `with` block."""
-        before, self._is_busy = self._is_busy, True
-        try:
-            yield
-        finally:
-            self._is_busy = before
 
     def check_idle(self, call: str) -> None:
         """Raises ConfigError while `run` calls a callback, and within `weights.applied`."""

@@ -18,9 +18,11 @@ from ddl.figures import GRADIENT_NORM
 from ddl.layers.by_row import check_computes_by_row
 from ddl.layers.normalization import take_over_moments, warn_of_batch_moments
 from ddl.metrics import CorpusMetric
+from ddl.metrics.history import History
 from ddl.optimizers.checks import check_counts
 from ddl.optimizers.fused import updates_rows
 from ddl.optimizers.groups import Optimizers, by_name, figure, from_keras_name, last_rates
+from ddl.optimizers.schedules import length_in_steps
 from ddl.optimizers.weight_average import ExponentialMovingAverage, WeightAverages
 from ddl.precision import LossScale
 from ddl.random import hashed
@@ -40,12 +42,11 @@ from ddl.tasks.parts import layers_of
 from ddl.tasks.task import StepTask, Task, check_task
 from ddl.training import checks
 from ddl.training.evaluation import Evaluations, Rows, joined
-from ddl.training.history import History
 from ddl.training.other_data import evaluation_pipeline
 from ddl.training.pace import Pace
 from ddl.training.probes import Probes
 from ddl.training.progress import shown
-from ddl.training.runner import AfterLoop, LoopRunner, length_in_steps
+from ddl.training.runner import AfterLoop, LoopRunner
 
 
 class Trainer:
@@ -323,10 +324,6 @@ class Trainer:
         for part in self._train_step.plan.applied.values():
             if part.times is not None:
                 check_counts(part.optimizer, self.step * part.times)
-
-    def busy(self) -> AbstractContextManager[None]:
-        """Makes `check_idle` raise an error within the `with` block, as during `train`."""
-        return self._runner.busy()
 
     def check_idle(self, call: str) -> None:
         """Raises ConfigError for a call while `train` runs, or within `evaluation_weights`."""

@@ -5,8 +5,9 @@ import tensorflow as tf
 
 from ddl.distribution import devices
 from ddl.distribution.communication import reduce_options
-from ddl.distribution.devices import configure_devices, describe_devices
+from ddl.distribution.devices import configure_devices
 from ddl.distribution.path import GPU, VIRTUAL_GPU, path_of
+from ddl.run.plan import describe_devices
 
 SHARED = int(8192 * 0.85)
 

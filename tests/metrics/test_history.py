@@ -4,8 +4,8 @@ import keras
 import numpy as np
 
 import ddl
+from ddl.metrics.history import History
 from ddl.run.loop import Periodic
-from ddl.training.history import History
 from tests.conftest import make_strategy
 
 DATA = {
