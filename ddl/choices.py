@@ -1,6 +1,9 @@
 """Allowed values and ranges of flags and arguments. Imports no TensorFlow."""
 
-from typing import Literal, get_args
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal, get_args, get_type_hints
 
 from ddl.errors import ConfigError
 
@@ -45,3 +48,26 @@ def check_seed(value: int | None) -> None:
             f"seed (macro SEED) must be from 0 to 2^31 - 1, got {value}. Set SEED to such a "
             "number, or to None, which draws one at the start of a run."
         )
+
+
+def check_types(
+    function: Callable[..., Any], given: Mapping[str, Any], checked_elsewhere: Sequence[str]
+) -> None:
+    """Raises ConfigError if an option of the Trainer has another type than its annotation.
+
+    Args:
+      function: The constructor, for its annotations.
+      given: Its arguments by name.
+      checked_elsewhere: Names of arguments to leave out.
+    """
+    import typeguard  # which `--help` need not wait for
+
+    for name, kind in get_type_hints(function).items():
+        if name in checked_elsewhere or kind is Any:
+            continue
+        value, wanted = given[name], inspect.formatannotation(kind)
+        with suppress(typeguard.TypeCheckError):
+            typeguard.check_type(value, kind)
+            if not isinstance(value, bool) or "bool" in wanted:
+                continue
+        raise ConfigError(f"Trainer.{name} must be {wanted}, got {value!r:.80}.")

@@ -1,7 +1,6 @@
-"""Figures of a run: their names, those that ddl writes itself, directions and format."""
+"""Figures of a run: their names, those that ddl writes itself, and the directions of metrics."""
 
 import re
-from collections.abc import Mapping
 from typing import Literal
 
 from ddl.errors import ConfigError, check_choice
@@ -73,17 +72,3 @@ def is_measured(metric: str) -> bool:
     These go to metrics.jsonl and TensorBoard, and are neither printed nor in the history.
     """
     return metric == INPUT_SHARE or metric.startswith(f"{GPU_UTILIZATION}/")
-
-
-def format_figures(figures: Mapping[str, float]) -> str:
-    """Formats metrics, loss first: 'loss 0.0312 · accuracy 0.9910 · 12,345 examples/s'."""
-    names = dict.fromkeys(["loss", "accuracy", *figures])
-    return " · ".join(_formatted(name, figures[name]) for name in names if name in figures)
-
-
-def _formatted(name: str, value: float) -> str:
-    if name == EXAMPLES_PER_SECOND:
-        return f"{value:,.0f} examples/s"
-    if name in (LOSS_SCALE, SKIPPED_UPDATES):
-        return f"{name} {value:,.0f}"
-    return f"{name} {value:.4f}" if name.endswith("accuracy") else f"{name} {value:.4g}"

@@ -80,16 +80,26 @@ class CorpusMetric:
         return figures
 
 
-def checked_corpus_metrics(given: Any) -> tuple[CorpusMetric, ...]:
+def checked_corpus_metrics(given: Any, names: Sequence[str]) -> tuple[CorpusMetric, ...]:
     """Returns the argument `corpus_metrics` of `ddl.Trainer` as a tuple.
 
+    Args:
+      given: The argument.
+      names: Names of the other figures of an evaluation.
+
     Raises:
-      ConfigError: If it is neither CorpusMetric nor a list of such.
+      ConfigError: If it is neither CorpusMetric nor a list of such, or two figures have one name.
     """
     several = tuple(given) if isinstance(given, list | tuple) else (given,)
     if not all(isinstance(one, CorpusMetric) for one in several):
         raise ConfigError(
             "Trainer.corpus_metrics must be a ddl.metrics.CorpusMetric, or a list of such, got "
             f"{given!r:.80}. Wrap a function, as in CorpusMetric(function, ['bleu'])."
+        )
+    every = [*names, *(name for one in several for name in one.names)]
+    if twice := [name for name in every if every.count(name) > 1]:
+        raise ConfigError(
+            f"Two figures are called {twice[0]!r}: of the task, or of Trainer.corpus_metrics. "
+            "Rename one."
         )
     return several

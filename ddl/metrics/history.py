@@ -1,8 +1,10 @@
-"""The figures of a training, by step."""
+"""The figures of a training, by step, and how they are shown."""
 
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+from ddl.figures import EXAMPLES_PER_SECOND, LOSS_SCALE, SKIPPED_UPDATES
 
 
 class History(list[dict[str, Any]]):
@@ -41,3 +43,17 @@ class History(list[dict[str, Any]]):
             own = {k: v for k, v in row.items() if k not in ("step", "epoch", "split")}
             figures = {k: math.nan if v is None else float(v) for k, v in own.items()}
             self.write(int(row["step"]), float(row["epoch"]), row["split"], figures)
+
+
+def format_figures(figures: Mapping[str, float]) -> str:
+    """Formats metrics, loss first: 'loss 0.0312 · accuracy 0.9910 · 12,345 examples/s'."""
+    names = dict.fromkeys(["loss", "accuracy", *figures])
+    return " · ".join(_formatted(name, figures[name]) for name in names if name in figures)
+
+
+def _formatted(name: str, value: float) -> str:
+    if name == EXAMPLES_PER_SECOND:
+        return f"{value:,.0f} examples/s"
+    if name in (LOSS_SCALE, SKIPPED_UPDATES):
+        return f"{name} {value:,.0f}"
+    return f"{name} {value:.4f}" if name.endswith("accuracy") else f"{name} {value:.4g}"

@@ -15,7 +15,7 @@ from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, DdlError
-from ddl.figures import format_figures
+from ddl.metrics.history import format_figures
 from ddl.optimizers.groups import ONLY, by_name
 from ddl.optimizers.learning_rate import LearningRate, learning_rate_at
 from ddl.run.callbacks import AfterEvaluation, AfterSave, Every

@@ -21,7 +21,8 @@ from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
 from ddl.checkpoints.directory import naming, write_atomically
 from ddl.errors import ModelDirectoryError
-from ddl.figures import EXAMPLES_PER_SECOND, format_figures, is_measured
+from ddl.figures import EXAMPLES_PER_SECOND, is_measured
+from ddl.metrics.history import format_figures
 from ddl.output import printable
 from ddl.run.directory import RunDirectory
 from ddl.training.progress import Bar, open_bar, open_console

@@ -1,19 +1,17 @@
 """Checks of a Trainer's arguments, data, model and state, and start-up notes on what they cost."""
 
-import inspect
 import itertools
 import json
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, get_type_hints
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
-import typeguard
 from absl import logging
 
 from ddl.choices import check_positive
@@ -33,54 +31,12 @@ from ddl.step.train_step import TrainStep
 from ddl.tasks.parts import copies_of, layers_of, own_items_of, own_variables_of
 from ddl.tasks.task import Task, has_step
 
-_CHECKED_ELSEWHERE = ("task", "optimizer", "corpus_metrics", "return")
 _LARGE_TABLE = 2**20  # entries, from which a dense update takes noticeable time
 
 _MOST_SIZES = 1000  # files whose sizes are compared: a network drive takes time for each
 _MOST_ROWS = 1000  # of an array
 _FLOATS = "floats "
 _REMEDY = "Lower the learning rate, clip the gradient, or check the data."
-
-
-def check_types(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Raises ConfigError if an option of the Trainer has another type than its annotation.
-
-    Args:
-      function: The constructor, for its annotations.
-      given: Its arguments by name.
-    """
-    for name, kind in get_type_hints(function).items():
-        if name in _CHECKED_ELSEWHERE or kind is Any:
-            continue
-        value, wanted = given[name], inspect.formatannotation(kind)
-        with suppress(typeguard.TypeCheckError):
-            typeguard.check_type(value, kind)
-            if not isinstance(value, bool) or "bool" in wanted:
-                continue
-        raise ConfigError(f"Trainer.{name} must be {wanted}, got {value!r:.80}.")
-
-
-class TrainedVariables:
-    """The choice of trained variables, as it was when the trainer was created."""
-
-    def __init__(self, task: Task):
-        """Records the choice of the trainer's task."""
-        self._were = [(layer, _trained(layer)) for layer in layers_of(task)]
-
-    def check(self) -> None:
-        """Raises ConfigError if a layer or model now trains other variables."""
-        for layer, was in reversed(self._were):  # a layer before the model that holds it
-            if was != (now := _trained(layer)):
-                raise ConfigError(
-                    f"Changing trainable of the layer {layer.name!r} has no effect: it was "
-                    f"{was!r:.80} when the trainer was created, and is now {now!r:.80}. Create a "
-                    "new Trainer with a new optimizer."
-                )
-
-
-def _trained(layer: keras.layers.Layer) -> tuple[bool, list[str]]:
-    """Returns whether a layer is trainable, and the paths of its variables that are."""
-    return layer.trainable, [variable.path for variable in layer.trainable_variables]
 
 
 # ------------------------------------------------------------ the global batch size
@@ -262,16 +218,14 @@ def warn_of_dense_updates(update: TrainStep) -> None:
     Args:
       update: The update, with its optimizers built.
     """
-    losses = (*update.plan.losses.values(), *update.plan.means.values())
-    for name, applied in update.plan.applied.items():
-        moves_rows = updates_rows(update.optimizers[name])
-        whole = update.averages or update.gradient.sharding or not moves_rows
+    plan, gradient = update.plan, update.gradient
+    losses = (*plan.losses.values(), *plan.means.values())
+    for name, applied in plan.applied.items():
+        whole = update.averages or gradient.sharding or not updates_rows(update.optimizers[name])
         for variable in applied.variables:
-            strategy = update.gradient.strategy
-            found = [read_as_a_whole(variable, x.form.tables, strategy) for x in losses]
-            is_read = any(read is not None for read in found)
+            found = {read_as_a_whole(variable, x.form.tables, gradient.strategy) for x in losses}
             is_large = variable.value.shape.num_elements() >= _LARGE_TABLE
-            if is_read and is_large and (whole or any(found)):
+            if is_large and (True in found or (whole and False in found)):
                 logging.warning(
                     "Each update takes time for all %s rows of the table %s. Adagrad, and SGD "
                     "without momentum, update the rows of the batch alone, without weight_average "

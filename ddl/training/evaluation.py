@@ -140,22 +140,17 @@ class Evaluations:
         self._strategy = strategy = _evaluating(probes.strategy)
         self._workers = Workers(strategy)
         self._joins_workers = self._workers.number > 1
-        self._corpus_metrics = checked_corpus_metrics(corpus_metrics)
         self._losses: dict[Any, Loss] = {}  # by the features of the data
         self._sums = TracedByForm(self._sums_of, compiler)
         self._outputs = TracedByForm(self._outputs_of, compiler)
         self._iterators: dict[BatchPipeline, Any] = {}  # of the trainer's own data
         names = [] if own is None else [*self._loss(own).form.metrics.names]
+        self._corpus_metrics = checked_corpus_metrics(corpus_metrics, names)
         for metric in self._corpus_metrics:
             check_has_outputs(self._task, "Trainer.corpus_metrics")
             if own is not None:
                 self._check_features(own.element_spec, metric.features or ())
             names += metric.names
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ConfigError(
-                f"Two figures are called {twice[0]!r}: of the task, or of Trainer.corpus_metrics. "
-                "Rename one."
-            )
         self.names = () if own is None else tuple(names)
 
     def means(self, pipeline: BatchPipeline, state: TrainingState) -> dict[str, float]:
@@ -312,15 +307,13 @@ class Evaluations:
         """Returns outputs and features of a batch, of each replica or of all workers."""
         strategy = self._strategy
 
-        def of_replica(batch: Batch) -> Any:
-            return self._of_replica(pipeline, features, batch, step)
-
         def of_all(values: Any) -> tf.Tensor:
             given = local(values)[0].dtype
             return tf.cast(strategy.gather(strategy.run(_gatherable, (values,)), 0), given)
 
         local = strategy.experimental_local_results
-        found = strategy.run(of_replica, (pipeline.next_batch(iterator, strategy, number),))
+        batch = pipeline.next_batch(iterator, strategy, number)
+        found = strategy.run(self._of_replica, (pipeline, features, batch, step))
         if self._joins_workers:
             return [tf.nest.map_structure(of_all, found)]
         replicas = range(self._workers.replicas_of_each)

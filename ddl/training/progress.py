@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from ddl.figures import format_figures
+from ddl.metrics.history import format_figures
 from ddl.output import Dropping, dropping, printable, say
 
 

@@ -7,10 +7,12 @@ import tensorflow as tf
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
+from ddl.layers.checks import TrainedVariables
 from ddl.step.state import TrainingState
 from ddl.step.train_step import TrainStep
+from ddl.tasks.parts import layers_of
 from ddl.training.asynchronous import CoordinatedLoop
-from ddl.training.checks import TrainedVariables, check_same_on_replicas, check_state_finite
+from ddl.training.checks import check_same_on_replicas, check_state_finite
 from ddl.training.evaluation import EvaluationWeights
 from ddl.training.loop import HostScalar, TrainingLoop
 from ddl.training.pace import Pace
@@ -54,7 +56,7 @@ class LoopRunner:
             self.loop = CoordinatedLoop(train_step, self.state)
         else:
             self.loop = TrainingLoop(train_step, max_skipped_updates, self.stop)
-        self.trained = TrainedVariables(train_step.task)
+        self.trained = TrainedVariables(layers_of(train_step.task))
         self.weights = EvaluationWeights(train_step.averages, train_step.task)
         self._has_run = self._is_busy = False
         self._train_step, self._workers, self._pace = train_step, workers, pace

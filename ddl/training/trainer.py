@@ -8,14 +8,14 @@ from typing import Any, Literal, cast
 import tensorflow as tf
 from absl import logging
 
-from ddl.choices import BatchMoments, JitCompile, check_positive
+from ddl.choices import BatchMoments, JitCompile, check_positive, check_types
 from ddl.data.conversion import sources_by_name
 from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.communication import number_collectives
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, did_you_mean
 from ddl.figures import GRADIENT_NORM
-from ddl.layers.by_row import check_computes_by_row
+from ddl.layers.checks import check_computes_by_row
 from ddl.layers.normalization import take_over_moments, warn_of_batch_moments
 from ddl.metrics import CorpusMetric
 from ddl.metrics.history import History
@@ -142,7 +142,8 @@ class Trainer:
             scope, or the optimizer was used before.
           DataError: If the data do not fit the task.
         """
-        checks.check_types(Trainer.__init__, locals())
+        elsewhere = ("task", "optimizer", "corpus_metrics", "return")
+        check_types(Trainer.__init__, locals(), elsewhere)
         check_task(task)
         task = cast(Task, task)
         check_positive("Trainer.max_skipped_updates", max_skipped_updates)
