@@ -162,8 +162,7 @@ class CoordinatedLoop:
         ends = [first + total * place // number for place in range(number + 1)]
         with data_errors(self._source), device_errors():
             for slot, (start, stop) in enumerate(itertools.pairwise(ends)):
-                given = (start, stop - start, slot)
-                numbers = [tf.constant(one, tf.int64) for one in given]
+                numbers = [tf.constant(n, tf.int64) for n in (start, stop - start, slot)]
                 rows = self._rows(start, stop - start)
                 self._coordinator.schedule(self._make_updates, (self._data, rows, *numbers))
             while not self._coordinator.done():

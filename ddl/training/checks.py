@@ -33,8 +33,7 @@ from ddl.tasks.task import Task, has_step
 
 _LARGE_TABLE = 2**20  # entries, from which a dense update takes noticeable time
 
-_MOST_SIZES = 1000  # files whose sizes are compared: a network drive takes time for each
-_MOST_ROWS = 1000  # of an array
+_MOST = 1000  # rows of an array, or files, whose sizes take time on a network drive
 _FLOATS = "floats "
 _REMEDY = "Lower the learning rate, clip the gradient, or check the data."
 
@@ -128,11 +127,11 @@ def _facts(pipeline: BatchPipeline) -> dict[str, str]:
         "features": ", ".join(f"{k} {spec[k].dtype.name} {spec[k].shape}" for k in sorted(spec)),
     }
     if source.files:  # whose folders may differ
-        sizes = [tf.io.gfile.stat(path).length for path in source.files[:_MOST_SIZES]]
+        sizes = [tf.io.gfile.stat(path).length for path in source.files[:_MOST]]
         digest = zlib.crc32(repr([*map(os.path.basename, source.files), sizes]).encode())
         found["files"] = f"{len(source.files):,} (digest of names and sizes {digest:08x})"
     for name, array in sorted((getattr(source, "arrays", None) or {}).items()):
-        chosen = array[np.linspace(0, len(array) - 1, min(_MOST_ROWS, len(array))).astype(int)]
+        chosen = array[np.linspace(0, len(array) - 1, min(_MOST, len(array))).astype(int)]
         content = repr(chosen.tolist()).encode() if array.dtype == object else chosen.tobytes()
         is_float = array.dtype.kind not in "biuOSU"  # bfloat16 has a kind of its own
         found[f"{_FLOATS if is_float else ''}{name!r}"] = f"digest {zlib.crc32(content):08x}"

@@ -24,12 +24,10 @@ def device_errors() -> Iterator[None]:
     """
     try:
         yield
-    except DdlError:
-        raise
     except (tf.errors.OpError, RuntimeError) as error:  # the latter while a function is traced
         is_full = isinstance(error, tf.errors.ResourceExhaustedError)
         found = (_OUT_OF_MEMORY if is_full else _NOT_DETERMINISTIC).search(str(error))
-        if found is None:
+        if found is None or isinstance(error, DdlError):
             raise
         reason = _OF_TENSORFLOW.sub("", found[0]).strip().rstrip(".")
         if is_full:

@@ -8,15 +8,14 @@ and `strategy.reduce` adds them up. Predictions are gathered instead, in order a
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from ddl.data.batch import Batch
-from ddl.data.checks import check_same_features, data_errors
+from ddl.data.checks import check_same_classes, check_same_features, data_errors
+from ddl.data.conversion import as_source
 from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.path import on_host_if_placed
 from ddl.distribution.traits import traits_of
@@ -25,7 +24,6 @@ from ddl.errors import ConfigError, DataError, check_no_text
 from ddl.metrics import CorpusMetric
 from ddl.metrics.corpus_metric import checked_corpus_metrics
 from ddl.microbatch import Microbatch
-from ddl.optimizers.weight_average import WeightAverages, restoring
 from ddl.random import placing_of
 from ddl.step.compiled import Compiler
 from ddl.step.fixed_order import fixed_order_of_sums
@@ -33,15 +31,63 @@ from ddl.step.loss import Loss
 from ddl.step.replicas import distributed_iterator
 from ddl.step.state import TrainingState
 from ddl.tasks.gather import Gathered
-from ddl.tasks.parts import copies_of, layers_of, own_variables_of
 from ddl.tasks.task import Task
 from ddl.training.checks import check_has_outputs, naming_features
 from ddl.training.device_errors import device_errors
-from ddl.training.other_data import in_order
 from ddl.training.probes import Probes
 
 # Outputs in the structure that `predict` returns, and features by name, without padding.
 Rows = tuple[Any, dict[str, np.ndarray]]
+
+
+def in_order(
+    task: Any, data: Any, argument: str, train: Mapping[str, BatchPipeline], resident: Any = False
+) -> BatchPipeline:
+    """Returns the pipeline of other data, in their order, with batches of the first source's size.
+
+    Args:
+      task: The task. Inputs alone, and x of (x, y), get the name of its input.
+      data: As `ddl.Trainer` takes it, or one array of inputs.
+      argument: Name of the argument that the data are, for errors.
+      train: The pipelines of the training data.
+      resident: As `BatchPipeline` takes it.
+
+    Raises:
+      DataError: If the data are of another kind.
+    """
+    is_known = "" in train and "input" in train[""].element_spec  # x of (x, y)
+    name = getattr(task, "input_name", "input" if is_known else None)
+    x, *others = data if isinstance(data, tuple) and len(data) in (2, 3) else [data]
+    is_array = isinstance(x, np.ndarray) or tf.is_tensor(x)
+    if isinstance(name, str) and (is_array or others) and not isinstance(x, Mapping):
+        data = ({name: x}, *others) if others else {name: x}
+    first, source = next(iter(train.values())), as_source(data, argument)
+    size = first.global_batch_size
+    return BatchPipeline(source, size, seed=first.seed, shuffle=False, resident=resident)
+
+
+def evaluation_pipeline(
+    task: Task, data: Any, argument: str, train: Mapping[str, BatchPipeline], resident: Any = False
+) -> BatchPipeline:
+    """Returns the pipeline of evaluation data, which have the form of the training data.
+
+    Args:
+      task: The task, whose `check` the data must pass.
+      data: As `in_order` takes it, and the further arguments.
+      argument: See there.
+      train: See there.
+      resident: See there.
+
+    Raises:
+      DataError: If the data are of another kind, or do not fit.
+    """
+    pipeline = in_order(task, data, argument, train, resident)
+    if hasattr(task, "check"):
+        task.check(pipeline.source)
+    if "" in train:
+        check_same_features(train[""].element_spec, pipeline.element_spec)
+        check_same_classes(train[""].source, pipeline.source)
+    return pipeline
 
 
 def spec_of(pipeline: BatchPipeline) -> tuple[Any, ...]:
@@ -137,8 +183,11 @@ class Evaluations:
         """
         self._probes, self._train, self._own, self._compiler = probes, train, own, compiler
         self._task: Any = probes.task
-        self._strategy = strategy = _evaluating(probes.strategy)
-        self._workers = Workers(strategy)
+        self._strategy = probes.strategy
+        if traits_of(self._strategy).asynchronous:
+            has_gpu = tf.config.get_visible_devices("GPU")
+            self._strategy = tf.distribute.OneDeviceStrategy("GPU:0" if has_gpu else "CPU:0")
+        self._workers = Workers(self._strategy)
         self._joins_workers = self._workers.number > 1
         self._losses: dict[Any, Loss] = {}  # by the features of the data
         self._sums = TracedByForm(self._sums_of, compiler)
@@ -153,20 +202,29 @@ class Evaluations:
             names += metric.names
         self.names = () if own is None else tuple(names)
 
-    def means(self, pipeline: BatchPipeline, state: TrainingState) -> dict[str, float]:
+    def means(self, data: Any, state: TrainingState) -> dict[str, float]:
         """Returns the figures of data by name, for the present weights.
 
         Every evaluation reads the first epoch, whether or not the run was resumed: later epochs of
         a mixture, or of examples that draw by their seed, are others.
 
         Args:
-          pipeline: The data, the trainer's own or others.
+          data: As `ddl.Trainer` takes it; None takes the trainer's own.
           state: The training's state; schedules of layers and tasks follow it.
 
         Raises:
           DataError: If the data cannot be read, or if their feature "weight" is always 0.
-          ConfigError: If the task cannot be evaluated.
+          ConfigError: If there are no data, or the task cannot be evaluated.
         """
+        pipeline = self._own
+        if data is not None:
+            argument = "The argument of evaluate"
+            pipeline = evaluation_pipeline(self._task, data, argument, self._train)
+        if pipeline is None:
+            raise ConfigError(
+                "The Trainer has no evaluation data. Pass eval_data to its constructor, or data to "
+                "evaluate."
+            )
         pipeline.count_examples()
         form, is_own = self._loss(pipeline).form, pipeline is self._own
         # Not kept while in use: after an error its position would be wrong.
@@ -255,10 +313,9 @@ class Evaluations:
         """
         kept = [n for n in spec if not (self._joins_workers and spec[n].dtype == tf.string)]
         if absent := set(names) - {*kept}:
-            numbers = " of numbers" if self._joins_workers else ""
             raise DataError(
-                f"The data have no feature {min(absent)!r}{numbers} to return beside the outputs, "
-                f"only {', '.join(sorted(kept))}. Name some of these."
+                f"The data have no feature {min(absent)!r} to return beside the outputs, only "
+                f"{', '.join(sorted(kept))} (of several workers, no texts). Name some of these."
             )
 
     def outputs(
@@ -354,14 +411,6 @@ class Evaluations:
         return output
 
 
-def _evaluating(strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
-    """Returns a strategy; for parameter servers the chief's device, which reads their weights."""
-    if not traits_of(strategy).asynchronous:
-        return strategy
-    has_gpu = tf.config.get_visible_devices("GPU")
-    return tf.distribute.OneDeviceStrategy("GPU:0" if has_gpu else "CPU:0")
-
-
 def joined(every: Sequence[Any]) -> Any:
     """Returns structures of arrays [b, …] as one structure of arrays [n, …]."""
     return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *every)
@@ -380,55 +429,3 @@ def _gatherable(values: tf.Tensor) -> tf.Tensor:
     if values.dtype.is_integer or values.dtype.is_bool:
         return tf.cast(values, tf.int64)
     return tf.cast(values, tf.float32) if values.dtype == tf.bfloat16 else values
-
-
-class EvaluationWeights:
-    """Gives the model the averages of its weights within a `with` block, if a trainer keeps some.
-
-    An evaluation never changes the run.
-    """
-
-    def __init__(self, averages: WeightAverages | None, task: Task):
-        """Keeps the averages that the trainer keeps, if any; changes no variable."""
-        # A layer or a loss of the user's may write these whether it trains or not.
-        kind = keras.layers.BatchNormalization
-        layers = layers_of(task)
-        moving = [layer for layer in layers if not isinstance(layer, kind)]
-        every = [v.value for layer in moving for v in layer._non_trainable_variables]
-        every += own_variables_of(task, layers)
-        self._written = [copy for variable in every for copy in copies_of(variable)]
-        self._averages = averages
-        self._blocks = 0
-        self._restoring = ExitStack()
-
-    @contextmanager
-    def applied(self, averaged: bool = True) -> Iterator[None]:
-        """Assigns the weights for evaluation within the `with` block.
-
-        Weights become their averages, if kept and if `averaged` is True. Afterwards all values are
-        restored bit for bit. A nested block changes nothing. Blocks of generators may end in any
-        order: the last one that ends restores the values. Eager, cross-replica context, on all
-        workers.
-        """
-        if not self._blocks:
-            with ExitStack() as stack:
-                stack.enter_context(restoring(self._written))
-                if averaged and self._averages is not None:
-                    stack.enter_context(self._averages.applied())
-                self._restoring = stack.pop_all()
-        self._blocks += 1
-        try:
-            yield
-        finally:
-            self._blocks -= 1
-            if not self._blocks:
-                self._restoring.close()
-
-    def check_not_applied(self) -> None:
-        """Raises ConfigError within `applied`."""
-        if self._blocks:
-            raise ConfigError(
-                "The model holds the evaluation weights. Leave the evaluation_weights() block, and "
-                "read the iterators of predict_batches to their end or close() them, before "
-                "training, saving or restoring."
-            )

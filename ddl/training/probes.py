@@ -130,10 +130,9 @@ class Probes:
             )
         replicas = self.strategy.num_replicas_in_sync
         loss = Loss(task, function, pipeline.global_batch_size, replicas)
+        probe = Probe(self.strategy, loss, pipeline, training, self._read)
         try:
-            loss.form = Probe(self.strategy, loss, pipeline, training, self._read).form(
-                self.optimizers
-            )
+            loss.form = probe.form(self.optimizers)
         except TypeError as error:
             if not _MIXED_DTYPES.search(text := message_of(error)):
                 raise
@@ -342,22 +341,18 @@ class Probe:
           few: The pass over 4 rows.
         """
         where = f"{self.loss.where}, with training={self.training}"
-        count = _EIGHT + _FOUR
         with data_errors(self.pipeline.source):
-            rows = self.pipeline.first_examples(count)
+            rows = self.pipeline.first_examples(_EIGHT + _FOUR)
         rows.pop("weight", None)
-
-        def of(one: _Pass, places: Any, mask: Any = None) -> _Values:
-            return self._run(one, {k: tf.gather(v, places) for k, v in rows.items()}, mask)
-
         tolerance, eight = _tolerance(first.function.graph), np.arange(_EIGHT)
         with self._gates_open():
-            values = of(first, eight)
+            values = self._run(first, rows, eight)
             found: dict[str, str] = {}
             for kept, rows_with_others in _HALVES.items():
-                with_others = of(first, rows_with_others)
+                with_others = self._run(first, rows, rows_with_others)
                 found = found or _differences(values, with_others, kept, tolerance)
-            found = found or _differences(values, of(few, eight[:_FOUR]), [0, 1, 2, 3], _AT_OTHERS)
+            alone = self._run(few, rows, eight[:_FOUR])
+            found = found or _differences(values, alone, [*eight[:_FOUR]], _AT_OTHERS)
             if found:
                 raise ConfigError(
                     f"{where}: the {' and the '.join(found)} of an example must not depend on "
@@ -368,11 +363,11 @@ class Probe:
                 )
             if first.microbatch.has_gathered:
                 padded, mask = self.traced(_EIGHT, padded=True), eight % 3 != 2
-                one = of(padded, eight, tf.constant(mask))
+                one = self._run(padded, rows, eight, tf.constant(mask))
                 for (gathers, _), kept_values in self.kept.items():
                     for value in kept_values if gathers else ():
                         value[~mask] = np.roll(value, 1, axis=0)[~mask]
-                two = of(padded, eight, tf.constant(mask))
+                two = self._run(padded, rows, eight, tf.constant(mask))
                 found = _differences(one, two, [*eight[mask]], tolerance)
         if found:
             raise ConfigError(
@@ -391,8 +386,9 @@ class Probe:
         models = models_of(self.loss.task).values()
         return variables_of([self.loss.task, *models, *layers_of(self.loss.task)])
 
-    def _run(self, one: _Pass, features: _Features, mask: Any) -> _Values:
-        """Runs a pass and restores the variables that it writes; returns its values by name."""
+    def _run(self, one: _Pass, rows: _Features, places: Any, mask: Any = None) -> _Values:
+        """Returns a pass's values of some rows by name; restores the variables that it writes."""
+        features = {name: tf.gather(values, places) for name, values in rows.items()}
         with restoring(written_in(one.function.graph, self._variables())):
             values = one.function(features, mask)
         return {name: tf.cast(value, tf.float64).numpy() for name, value in values.items()}

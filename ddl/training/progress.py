@@ -110,19 +110,18 @@ def shown(
       shows: Whether to show a bar at all.
       figures: Returns the figures to show.
     """
-    bar: Bar | None = None
+    bars: list[Bar] = []
 
     def show(step: int) -> None:
-        nonlocal bar
-        if bar is None and step < total:
-            bar = open_bar(open_console(), step, total)
-        if bar is not None:
+        if not bars and step < total and (bar := open_bar(open_console(), step, total)):
+            bars.append(bar)
+        for bar in bars:
             bar.advance(step, figures())
 
     try:
         yield [show] if shows and (_on_terminal() or in_notebook()) else []
     finally:
-        if bar is not None:
+        for bar in bars:
             bar.close()
 
 

@@ -1,19 +1,22 @@
 """The repeated calls of the training loop, the work between them, and the figures read from it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
+import keras
 import tensorflow as tf
 
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
 from ddl.layers.checks import TrainedVariables
+from ddl.optimizers.weight_average import WeightAverages, restoring
 from ddl.step.state import TrainingState
 from ddl.step.train_step import TrainStep
-from ddl.tasks.parts import layers_of
+from ddl.tasks.parts import copies_of, layers_of, own_variables_of
+from ddl.tasks.task import Task
 from ddl.training.asynchronous import CoordinatedLoop
 from ddl.training.checks import check_same_on_replicas, check_state_finite
-from ddl.training.evaluation import EvaluationWeights
 from ddl.training.loop import HostScalar, TrainingLoop
 from ddl.training.pace import Pace
 
@@ -23,6 +26,58 @@ AfterLoop = Callable[[int], None]
 If it has a method `next_step`, this returns the first step after a given one at which a loop must
 end, or None.
 """
+
+
+class EvaluationWeights:
+    """Gives the model the averages of its weights within a `with` block, if a trainer keeps some.
+
+    An evaluation never changes the run.
+    """
+
+    def __init__(self, averages: WeightAverages | None, task: Task):
+        """Keeps the averages that the trainer keeps, if any; changes no variable."""
+        # A layer or a loss of the user's may write these whether it trains or not.
+        layers = layers_of(task)
+        every = own_variables_of(task, layers)
+        for layer in layers:
+            if not isinstance(layer, keras.layers.BatchNormalization):
+                every += [v.value for v in layer._non_trainable_variables]
+        self._written = [copy for variable in every for copy in copies_of(variable)]
+        self._averages = averages
+        self._blocks = 0
+        self._restoring = ExitStack()
+
+    @contextmanager
+    def applied(self, averaged: bool = True) -> Iterator[None]:
+        """Assigns the weights for evaluation within the `with` block.
+
+        Weights become their averages, if kept and if `averaged` is True. Afterwards all values are
+        restored bit for bit. A nested block changes nothing. Blocks of generators may end in any
+        order: the last one that ends restores the values. Eager, cross-replica context, on all
+        workers.
+        """
+        if not self._blocks:
+            with ExitStack() as stack:
+                stack.enter_context(restoring(self._written))
+                if averaged and self._averages is not None:
+                    stack.enter_context(self._averages.applied())
+                self._restoring = stack.pop_all()
+        self._blocks += 1
+        try:
+            yield
+        finally:
+            self._blocks -= 1
+            if not self._blocks:
+                self._restoring.close()
+
+    def check_not_applied(self) -> None:
+        """Raises ConfigError within `applied`."""
+        if self._blocks:
+            raise ConfigError(
+                "The model holds the evaluation weights. Leave the evaluation_weights() block, and "
+                "read the iterators of predict_batches to their end or close() them, before "
+                "training, saving or restoring."
+            )
 
 
 class LoopRunner:

@@ -41,8 +41,7 @@ from ddl.step.train_step import TrainStep
 from ddl.tasks.parts import layers_of
 from ddl.tasks.task import StepTask, Task, check_task
 from ddl.training import checks
-from ddl.training.evaluation import Evaluations, Rows, joined
-from ddl.training.other_data import evaluation_pipeline
+from ddl.training.evaluation import Evaluations, Rows, evaluation_pipeline, joined
 from ddl.training.pace import Pace
 from ddl.training.probes import Probes
 from ddl.training.progress import shown
@@ -142,8 +141,7 @@ class Trainer:
             scope, or the optimizer was used before.
           DataError: If the data do not fit the task.
         """
-        elsewhere = ("task", "optimizer", "corpus_metrics", "return")
-        check_types(Trainer.__init__, locals(), elsewhere)
+        check_types(Trainer.__init__, locals(), ("task", "optimizer", "corpus_metrics", "return"))
         check_task(task)
         task = cast(Task, task)
         check_positive("Trainer.max_skipped_updates", max_skipped_updates)
@@ -305,7 +303,6 @@ class Trainer:
 
     def trace(self) -> None:
         """Traces the training loop without running it, to raise errors in the task early."""
-        self._runner.trained.check()
         self._runner.loop.trace(self.state)
 
     def check_finite(self) -> None:
@@ -348,17 +345,8 @@ class Trainer:
         self._runner.check_not_lost()
         if others:
             raise ConfigError("evaluate takes one data set. Pass a tuple: evaluate((x, y)).")
-        pipeline = self.eval_pipeline
-        if data is not None:
-            of = self.task, data, "The argument of evaluate", self.pipelines
-            pipeline = evaluation_pipeline(*of)
-        if pipeline is None:
-            raise ConfigError(
-                "The Trainer has no evaluation data. Pass eval_data to its constructor, or data to "
-                "evaluate."
-            )
         with deferring_interrupt(), self.evaluation_weights(averaged=averaged):
-            means = self._evaluations.means(pipeline, self.state)
+            means = self._evaluations.means(data, self.state)
             if data is None and averaged:
                 self.history.write(self.step, self.epoch_at(self.step), "eval", means)
         return means
