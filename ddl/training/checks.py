@@ -244,10 +244,10 @@ def check_state_finite(state: TrainingState, update: TrainStep, max_skipped_upda
       TrainingDiverged: If the loss or a metric is not finite, or if at least
         `max_skipped_updates` updates in a row were skipped.
     """
-    skipped, count = int(state.skipped_in_a_row), int(state.diverged_for)
+    step, skipped, count = map(int, (state.step, state.skipped_in_a_row, state.diverged_for))
     if skipped >= max_skipped_updates:
         raise TrainingDiverged(
-            f"Training diverged after step {int(state.step)}: the gradients of {skipped} "
+            f"Training diverged after step {step}: the gradients of {skipped} "
             "consecutive batches were not finite, at a final loss scale of "
             f"{float(state.loss_scale):g}. {_remedy(update.task)}"
         )
@@ -263,7 +263,6 @@ def check_state_finite(state: TrainingState, update: TrainStep, max_skipped_upda
             "the metric out."
         )
     # With a loss scale, later updates may have been skipped.
-    step = int(state.step)
     when = f"by step {step}" if update.loss_scale else f"at step {step - count + 1}"
     raise TrainingDiverged(
         f"Training diverged {when}: {what} is not finite from batch {int(state.batches) - count} "

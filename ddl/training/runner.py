@@ -1,4 +1,4 @@
-"""The repeated calls of the training loop, the work between them, and the figures read from it."""
+"""The repeated calls of the training loop, the work between them, and the weights meanwhile."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager

@@ -88,15 +88,16 @@ def test_data_are_freed_after_the_call(trainer):
     assert given() is None
 
 
-@pytest.mark.parametrize("count", [30, 3])
-def test_predictions_are_the_models_outputs_in_order(trainer, count):
-    expected = IMAGES[:count] @ trainer.model.layers[0].kernel.numpy()
-    expected += trainer.model.layers[0].bias.numpy()
-    stream = tf.data.Dataset.from_tensor_slices({"image": IMAGES[:count]})
-    for data in (IMAGES[:count], {"image": IMAGES[:count]}, tf.constant(IMAGES[:count]), stream):
-        found = trainer.predict(data)
-        assert isinstance(found, np.ndarray)
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+def test_predictions_are_the_models_outputs_in_order(trainer):
+    layer = trainer.model.layers[0]
+    expected = IMAGES @ layer.kernel.numpy() + layer.bias.numpy()
+    stream = tf.data.Dataset.from_tensor_slices({"image": IMAGES})
+    whole = [IMAGES, {"image": IMAGES}, tf.constant(IMAGES), stream]
+    for count, each in ((30, whole), (3, [IMAGES[:3], stream.take(3)])):
+        for data in each:
+            found = trainer.predict(data)
+            assert isinstance(found, np.ndarray)
+            np.testing.assert_allclose(found, expected[:count], rtol=1e-5, atol=1e-6)
 
 
 class Drawing(ddl.Classification):
@@ -183,7 +184,7 @@ def test_outputs_of_all_dtypes_pass_between_workers():
         np.testing.assert_array_equal(found[name], expected)
 
 
-def test_100_calls_leave_no_objects():
+def test_calls_leave_no_objects():
     """TensorFlow would keep some 20 of each data set; tf.data.Dataset.counter 126 more."""
     trainer = make_trainer(make_strategy("one_device", 1))
 
@@ -196,4 +197,4 @@ def test_100_calls_leave_no_objects():
 
     objects_after(5)
     before = objects_after(5)
-    assert objects_after(50) - before < 10
+    assert objects_after(20) - before < 4

@@ -87,10 +87,13 @@ CASE = Case(
 )
 
 
-def results(jit_compile, steps=(7, 9, 3)):
+STEPS = (7, 9, 3)
+
+
+def results(jit_compile):
     strategy = make_strategy("one_device", 1)
     trainer = make_trainer(CASE, strategy, "float64", jit_compile=jit_compile)
-    losses = [trainer.train(number)["loss"] for number in steps]
+    losses = [trainer.train(number)["loss"] for number in STEPS]
     return losses, all_copies(trainer)
 
 
@@ -102,15 +105,13 @@ def one_by_one():
 def test_two_compiled_replicas_are_the_same():
     """With accumulation, padding and weights: pieces lie between the collectives."""
     case = dataclasses.replace(CASE, arguments={"accumulation_steps": 2, "clip_norm": 0.05})
-    found = []
-    for jit_compile in ("on", "off"):
-        trainer = make_trainer(
-            case, make_strategy("mirrored", 2), "float64", jit_compile=jit_compile
-        )
-        losses = list(trainer.train(7).values())
-        found.append([np.array(losses), *(c for copies in all_copies(trainer) for c in copies)])
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-10)
+    trainer = make_trainer(case, make_strategy("mirrored", 2), "float64", jit_compile="on")
+    losses = [trainer.train(number)["loss"] for number in STEPS]
+    expected_losses, expected = one_by_one()
+    np.testing.assert_allclose(losses, expected_losses, rtol=0, atol=1e-10)
+    for copies, (one,) in zip(all_copies(trainer), expected, strict=True):
+        for copy in copies:
+            np.testing.assert_allclose(copy, one, rtol=0, atol=1e-10)
 
 
 @pytest.mark.usefixtures("gpu_path")
