@@ -1,4 +1,4 @@
-"""Asynchronous training, on a cluster in a process of its own (cases.py)."""
+"""Asynchronous training, on a cluster in a process of its own (asynchronous_cases.py)."""
 
 import json
 import sys
@@ -10,11 +10,12 @@ from tests.processes import forked
 from tests.run.whole_runs import ROOT
 
 
-def run(workers: int, *names: str) -> dict:
-    """Runs functions of cases.py on a cluster; returns their results by name."""
-    module, numbers = "tests.training.asynchronous_cases", (str(workers), "2")
+@pytest.mark.processes
+def test_two_workers():
+    """One cluster, since its start takes longest."""
+    module = "tests.training.asynchronous_cases"
     done = forked.run(
-        [sys.executable, "-m", module, *numbers, *names],
+        [sys.executable, "-m", module, "2", "2", "ranges", "counts", "refused"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -26,13 +27,6 @@ def run(workers: int, *names: str) -> dict:
     for line in done.stdout.splitlines():
         if line.startswith("{"):
             found |= json.loads(line)
-    return found
-
-
-@pytest.mark.processes
-def test_two_workers():
-    """One cluster, since its start takes longest."""
-    found = run(2, "ranges", "counts", "refused")
     assert max(found["ranges"]) <= 1e-10
     counts = found["counts"]
     assert counts["step"] == counts["iterations"] == counts["batches"] == 400
