@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpoints": {"training", "step", "distribution"} | _LEARNING | GROUND,
     "run": {"checkpoints", "training", "step", "distribution", "config"} | _LEARNING | GROUND,
     "checking": {"run", "training", "distribution", "config"} | _LEARNING | GROUND,
-    "cli": {"run", "training", "config", "distribution"} | GROUND,
+    "cli": {"run", "config", "distribution"} | GROUND,
     "launcher": {"errors", "choices", "output"},
 }
 DOORS = {"__main__", "main", "launch", "check"}
