@@ -16,7 +16,7 @@ from ddl.step.replicas import distributed_iterator
 from ddl.training import loop
 from ddl.training.loop import RowTables
 from tests.conftest import make_strategy
-from tests.training.parity_cases import UNEVEN, WEIGHED, Case, make_trainer, mlp
+from tests.training.parity_cases import WEIGHED, Case, make_trainer, mlp
 from tests.training.test_trainer import all_copies, overflowing_trainer
 
 
@@ -90,23 +90,18 @@ CASE = Case(
 STEPS = (7, 9, 3)
 
 
-def results(jit_compile):
-    strategy = make_strategy("one_device", 1)
-    trainer = make_trainer(CASE, strategy, "float64", jit_compile=jit_compile)
-    losses = [trainer.train(number)["loss"] for number in STEPS]
-    return losses, all_copies(trainer)
+def trained(strategy, case, jit_compile):
+    trainer = make_trainer(case, strategy, "float64", jit_compile=jit_compile)
+    return trainer, [trainer.train(number)["loss"] for number in STEPS]
 
 
 @functools.cache
 def one_by_one():
-    return results("off")
+    trainer, losses = trained(make_strategy("one_device", 1), CASE, "off")
+    return losses, all_copies(trainer)
 
 
-def test_two_compiled_replicas_are_the_same():
-    """With accumulation, padding and weights: pieces lie between the collectives."""
-    case = dataclasses.replace(CASE, arguments={"accumulation_steps": 2, "clip_norm": 0.05})
-    trainer = make_trainer(case, make_strategy("mirrored", 2), "float64", jit_compile="on")
-    losses = [trainer.train(number)["loss"] for number in STEPS]
+def assert_as_one_by_one(trainer, losses):
     expected_losses, expected = one_by_one()
     np.testing.assert_allclose(losses, expected_losses, rtol=0, atol=1e-10)
     for copies, (one,) in zip(all_copies(trainer), expected, strict=True):
@@ -114,16 +109,25 @@ def test_two_compiled_replicas_are_the_same():
             np.testing.assert_allclose(copy, one, rtol=0, atol=1e-10)
 
 
+def test_two_compiled_replicas_are_the_same():
+    """With accumulation, padding and weights: pieces lie between the collectives."""
+    case = dataclasses.replace(CASE, arguments={"accumulation_steps": 2, "clip_norm": 0.05})
+    assert_as_one_by_one(*trained(make_strategy("mirrored", 2), case, "on"))
+
+
 @pytest.mark.usefixtures("gpu_path")
-def test_the_same_as_one_by_one(pieces, monkeypatch):
+def test_the_same_as_one_by_one_and_stops_between_two_pieces(pieces, monkeypatch):
     """With epochs of five batches, so that pieces end at the ends of epochs and of loops."""
     monkeypatch.setattr(loop, "_AT_ONCE", 3)
-    losses, copies = results("on")
+    stops = [False]  # read before each piece; the last one stays
+    read = lambda: stops.pop(0) if stops[1:] else stops[0]  # noqa: E731
+    of_tf = lambda _: tf.py_function(read, [], tf.bool)  # noqa: E731
+    monkeypatch.setattr(loop.HostScalar, "read", of_tf)
+    trainer, losses = trained(make_strategy("one_device", 1), CASE, "on")
     assert in_pieces(pieces)
-    expected_losses, expected = one_by_one()
-    np.testing.assert_allclose(losses, expected_losses, rtol=0, atol=1e-10)
-    for one, other in zip(copies, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-10)
+    assert_as_one_by_one(trainer, losses)
+    stops += [True]
+    assert int(trainer._runner.loop.run(trainer.state, 100).step) == sum(STEPS) + 3
 
 
 @pytest.mark.usefixtures("gpu_path")
@@ -141,18 +145,3 @@ def test_ends_at_the_update_that_is_one_skip_too_many(pieces):
     assert in_pieces(pieces)
     assert (int(state.step), int(state.batches), int(state.skipped_in_a_row)) == (2, 5, 2)
     assert float(state.loss_scale) == 128.0
-
-
-@pytest.mark.usefixtures("gpu_path")
-def test_stops_between_two_pieces(monkeypatch):
-    monkeypatch.setattr(loop, "_AT_ONCE", 2)
-    trainer = make_trainer(
-        Case(mlp, lambda: keras.optimizers.SGD(0.05), UNEVEN),
-        make_strategy("one_device", 1),
-        "float32",
-        jit_compile="on",
-    )
-    reads = iter([False, True])  # before each piece
-    of_tf = lambda: tf.py_function(lambda: next(reads, True), [], tf.bool)  # noqa: E731
-    monkeypatch.setattr(trainer._runner.loop._stop, "read", of_tf)
-    assert int(trainer._runner.loop.run(trainer.state, 100).step) == 2

@@ -176,25 +176,6 @@ def test_few_examples_are_enough():
         check(Embedding(plain_model(), nt_xent), data=data)
 
 
-def test_each_loss_is_traced_for_8_and_4_rows_and_for_each_replica_of_the_update():
-    calls = []
-
-    def output(y, features, training):
-        calls.append((int(y.shape[0]), training))
-        return square(y)
-
-    strategy = make_strategy("mirrored", 2)
-    with strategy.scope():
-        layers = [L.Dense(4), L.BatchNormalization(), L.Dropout(0.1)]
-        task = Embedding(keras.Sequential([keras.Input((6,)), *layers]), output)
-        optimizer = keras.optimizers.SGD(0.1)
-        trainer = ddl.Trainer(task, optimizer, DATA, eval_data=DATA, global_batch_size=8)
-    assert calls == [(8, True), (4, True), (8, False), (4, False)]
-    trainer.train(2, progress=False)
-    trainer.evaluate()
-    assert calls[4:] == [(4, True)] * 2 + [(4, False)] * 2
-
-
 class Gate(keras.layers.Layer):
     def build(self, shape):
         self.gate = self.add_weight(shape=(), initializer="zeros")

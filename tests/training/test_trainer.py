@@ -50,19 +50,19 @@ def test_one_trace_serves_all_loops():
 
     class Counted(ddl.Classification):
         def per_example(self, features, training):
-            traced.append(training)
+            traced.append((int(features["label"].shape[0]), training))
             return super().per_example(features, training)
 
     loops = []
     trainer = make_trainer(make_strategy("mirrored", 2), task=Counted, steps_per_loop=10)
-    assert traced.count(True) == 2  # the probes' of 8 and of 4 rows
+    assert traced == [(8, True), (4, True), (8, False), (4, False)]  # the probes'
     trainer.trace()
-    assert traced.count(True) == 2 + 2  # once a replica
+    assert traced[4:] == [(16, True)] * 2  # once a replica
     trainer.train(25, [loops.append])
     trainer.evaluate()
     trainer.train(15, [loops.append])
     assert loops == [10, 20, 25, 35, 40]
-    assert traced.count(True) == 4
+    assert traced[6:] == [(16, False)] * 2
 
 
 def test_neither_the_length_of_the_loops_nor_an_evaluation_changes_a_bit():
