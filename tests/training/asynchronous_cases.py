@@ -48,7 +48,7 @@ def trainer(
     with strategy.scope():
         return ddl.Trainer(
             parity_cases.cnn(),
-            keras.optimizers.SGD(0.001, momentum=0.9),
+            keras.optimizers.SGD(0.003, momentum=0.9),
             data,
             eval_data=parity_cases.UNEVEN,
             global_batch_size=16,
