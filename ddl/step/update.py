@@ -13,11 +13,23 @@ from ddl.data.batch import Batch
 from ddl.errors import ConfigError, check_takes, did_you_mean, place_of
 from ddl.microbatch import Microbatch
 from ddl.optimizers.weight_average import move_towards, weights_of
-from ddl.step.gradients import Gradients, multiply, trainable_variables
-from ddl.step.loss import Loss, OfExamples, Values
+from ddl.step.clipping import Variables, multiply
+from ddl.step.engine import Engine
+from ddl.step.global_gradient import Reduced
+from ddl.step.gradients import Gradients, trainable_variables
+from ddl.step.loss import Loss, OfExample, OfExamples, Values
+from ddl.step.moving_statistics import statistics_of
 from ddl.step.overflow import KeptValues
-from ddl.step.state import OfExample, Pass, StepBatch, TrainingState
+from ddl.step.state import StepBatch, TrainingState
+from ddl.tasks.parts import layers_of
 from ddl.tasks.task import LossFunction
+
+Results = dict[str, tf.Tensor]
+"""Results of an update by name: FINITE, bool [], and sums over the verbs of the step.
+
+"sums/LOSS" are the metric sums of a loss outside of `moved`, "moved/LOSS" those within it, float64
+[n]; "norms/OPTIMIZER" are sum and number of the gradient norms, float64 [2].
+"""
 
 FINITE = "finite"
 """Name of the result that tells whether no gradient of the update overflowed."""
@@ -38,34 +50,35 @@ class Update:
     averages and the task's own variables keep their values.
 
     Attributes:
-      results: The results of the verbs so far, by name: FINITE, bool [], and sums over the verbs.
-        "sums/LOSS" are the metric sums of a loss outside of `moved`, "moved/LOSS" those within it;
-        "norms/OPTIMIZER" are sum and number of the gradient norms, float64 [2].
+      results: The results of the verbs so far (`Results`).
       taken: Number of batches taken of each source, by its name.
       functions: Function and source of each loss, mean and sum, by its name.
       applied: For each `apply` the optimizer's name, the variables, and whether it is in a branch.
       averaged: Variables that `average` moves.
     """
 
-    def __init__(self, engine: Any, state: TrainingState, batches: Mapping[str, Batch]):
+    def __init__(
+        self, task: Any, engine: Engine, state: TrainingState, batches: Mapping[str, Batch]
+    ):
         """Keeps the arguments; `ddl.Trainer` makes the update.
 
         Args:
-          engine: Computes for the verbs: `TrainStep`, or a rehearsal that computes nothing.
+          task: The task, with a `step`.
+          engine: Computes for the verbs; in a rehearsal (`ddl.step.planning`) nothing.
           state: The state before the update.
           batches: The batches of each source, by its name, all with the same counter.
         """
-        self._engine, self._state, self._batches = engine, state, batches
-        self._task, self._where = engine.task, f"{type(engine.task).__name__}.step"
-        self._plan, self._gradient = engine.plan, engine.gradient
-        self._strategy: tf.distribute.Strategy = engine.gradient.strategy
-        self.results: dict[str, tf.Tensor] = {}
+        self._task, self._where = task, f"{type(task).__name__}.step"
+        self._engine, self._plan, self._gradient = engine, engine.plan, engine.gradient
+        self._strategy, self._state = engine.gradient.strategy, state
+        self.results: Results = {}
         self.taken = dict.fromkeys(batches, 1)
-        self.applied: list[tuple[str, Sequence[keras.Variable], bool]] = []
+        self.applied: list[tuple[str, Variables, bool]] = []
         self.averaged: list[tf.Variable] = []
         self.functions: dict[str, tuple[Any, str]] = {}
         self._passes, self._moved, self._in_branch = 0, set[int](), False
-        self._place: Any = _place()
+        self._context: Any = _context()
+        self._batches = {name: StepBatch(name, 0, one, state) for name, one in batches.items()}
         seed = next(iter(engine.gradient.pipelines.values())).seed
         counter = next(iter(batches.values())).counter
         self._draws = Microbatch(
@@ -86,10 +99,9 @@ class Update:
                 "the task's constructor."
             )
 
-        given = {name: StepBatch(name, 0, batch) for name, batch in self._batches.items()}
         try:
             with self._draws.forward(), tf.variable_creator_scope(refuse):
-                self._task.step(self, given.get("", given))
+                self._task.step(self, self._batches.get("", self._batches))
         except Exception as error:
             message = str(error) if isinstance(error, ConfigError) else self._meaning(error)
             if message is None:
@@ -97,7 +109,7 @@ class Update:
             place = place_of(error)
             text = message if place is None else f"{message}\n{place.note}"
             raise ConfigError(text) from error
-        self._place = None
+        self._context = None
         if self._moved:
             raise ConfigError("update.moved must be used in a `with` statement.")
 
@@ -127,7 +139,7 @@ class Update:
         if self._in_branch:
             raise ConfigError("update.next must read as many batches each time: not in `when`.")
         self.taken[batch.source] += 1
-        return dataclasses.replace(batch, place=self.taken[batch.source] - 1)
+        return dataclasses.replace(batch, number=self.taken[batch.source] - 1)
 
     def gradients(
         self,
@@ -167,24 +179,25 @@ class Update:
         """
         if each is not None:
             check_takes("`each` of update.gradients", each, ("gradients",))
-        made = Pass(batch, self._state, self._next_draws(same_draws_as), each)
-        kept = None if moves_statistics else KeptValues(self._engine.moving, self._strategy)
-        variables, reduced = self._reduced(loss, made, model, name)
-        if kept is not None:
-            kept.restore()
+        batch, statistics = self._pass_over("gradients", batch, same_draws_as), list[tf.Variable]()
+        if not moves_statistics:
+            statistics = statistics_of(layers_of(self._task), self._strategy)
+        kept = KeptValues(statistics, self._strategy)
+        variables, reduced = self._reduced(loss, batch, model, name, each, in_shares=False)
+        kept.restore()
         values = reduced.values
         if reduced.factor is not None:
             values = self._strategy.run(multiply, args=(values, reduced.factor))
-        return Gradients(self._strategy, variables, values, made.draws)
+        return Gradients(self._strategy, variables, values, batch.draws)
 
     def _reduced(
-        self, function: LossFunction, made: Pass, model: Any, name: str | None, alone: bool = False
-    ) -> tuple[list[keras.Variable], Any]:
-        """Returns variables and the `Reduced` gradient of a loss; counts its metric sums."""
-        self._check("gradients", made.batch)
+        self, function: Any, batch: StepBatch, model: Any, name: Any, each: Any, in_shares: bool
+    ) -> tuple[list[keras.Variable], Reduced]:
+        """Returns variables and reduced gradient of a loss; adds its metric sums to the results."""
         variables = self._variables("gradients", model)
-        loss, name = self._loss(self._plan.losses, function, name, made.batch)
-        reduced = self._gradient(loss, variables, made, in_shares=alone)
+        loss, name = self._loss(self._plan.losses, function, name, batch)
+        loss = dataclasses.replace(loss, each=each)
+        reduced = self._gradient(loss, variables, batch, in_shares=in_shares)
         self._add(FINITE, reduced.finite)
         self._add(f"{'moved' if self._moved else 'sums'}/{name}", reduced.sums)
         return variables, reduced
@@ -237,10 +250,10 @@ class Update:
     def _summed(
         self, verb: str, function: OfExamples, batch: StepBatch, name: str | None
     ) -> tf.Tensor:
-        self._check(verb, batch)
+        batch = self._pass_over(verb, batch)
         check_takes(f"The function of update.{verb}", function, ("features", "training"))
         loss, _ = self._loss(self._plan.means, Values(function), name, batch)
-        total, weight = self._gradient.sums(loss, Pass(batch, self._state, self._next_draws()))
+        total, weight = self._gradient.sums(loss, batch)
         like = loss.form.entry
         value = tf.math.divide_no_nan(total, weight) if verb == "mean" else total
         holds = verb == "mean" or like.dtype.size > 2  # half precision holds no sum
@@ -285,13 +298,11 @@ class Update:
           ConfigError: As `gradients` and `apply`.
         """
         # A gradient that nothing else reads may stay in shares and without its factor.
-        made = Pass(batch, self._state, self._next_draws())
-        variables, reduced = self._reduced(loss, made, model, name, alone=True)
+        batch = self._pass_over("gradients", batch)
+        variables, reduced = self._reduced(loss, batch, model, name, None, in_shares=True)
         self._apply(variables, reduced.values, reduced.factor, optimizer)
 
-    def _apply(
-        self, variables: Sequence[Any], values: Any, factor: Any, optimizer: str | None
-    ) -> None:
+    def _apply(self, variables: Variables, values: Any, factor: Any, optimizer: str | None) -> None:
         self._check_not_moved("apply", [v.value for v in variables])
         name = self._name_of_optimizer(optimizer)
         self.applied.append((name, variables, self._in_branch))
@@ -318,7 +329,7 @@ class Update:
         self._check_not_moved("moved", variables)
         kept, change = KeptValues(variables, self._strategy), self._strategy.extended.update
         for variable, value in zip(variables, by.of_replicas, strict=True):
-            change(variable, lambda own, x: own.assign_add(x), args=(value,))
+            change(variable, lambda copy, x: copy.assign_add(x), args=(value,))
         ids = {id(variable) for variable in variables}
         self._moved |= ids
         end: Any = ExitStack()
@@ -374,37 +385,37 @@ class Update:
         if holds.dtype != tf.bool or holds.shape.rank != 0:
             raise ConfigError(f"update.when takes a bool scalar, got {condition!r:.80}.")
         check_takes("The function of update.when", function, ())
-        of_branch: list[dict[str, tf.Tensor]] = []
+        of_branch: list[Results] = []
 
-        def made() -> dict[str, tf.Tensor]:
-            earlier = self._place, self._in_branch, self.results
-            self._place, self._in_branch, self.results = _place(), True, {}
+        def called() -> Results:
+            earlier = self._context, self._in_branch, self.results
+            self._context, self._in_branch, self.results = _context(), True, {}
             # In the branch's graph; it continues to count the draws.
             with dataclasses.replace(self._draws).forward():
                 function()
             of_branch.append(self.results)
-            self._place, self._in_branch, self.results = earlier
+            self._context, self._in_branch, self.results = earlier
             return of_branch[0]
 
-        def skipped() -> dict[str, tf.Tensor]:  # traced after `made`
+        def skipped() -> Results:  # traced after `called`
             like = of_branch[0].items()
             return {n: (tf.ones if n == FINITE else tf.zeros)(x.shape, x.dtype) for n, x in like}
 
-        for name, value in tf.cond(holds, made, skipped).items():
+        for name, value in tf.cond(holds, called, skipped).items():
             self._add(name, value)
 
-    def _next_draws(self, earlier: Gradients | None = None) -> int:
-        """Returns the number of the next pass, or that of earlier gradients."""
+    def _pass_over(self, verb: str, batch: StepBatch, like: Gradients | None = None) -> StepBatch:
+        """Returns a batch for a pass that draws new numbers, or those of earlier gradients."""
+        self._check(verb, batch)
         self._passes += 1
-        if earlier is None:
-            return self._passes - 1
-        if (draws := getattr(earlier, "draws", None)) is None:
+        draws = self._passes - 1 if like is None else getattr(like, "draws", None)
+        if draws is None:
             raise ConfigError("same_draws_as must be a result of update.gradients itself.")
-        return int(draws)
+        return dataclasses.replace(batch, draws=draws)
 
     def _check(self, verb: str, batch: Any = None) -> None:
         """Raises ConfigError where a verb cannot be called, or for what is no batch."""
-        if _place() != self._place:
+        if _context() != self._context:
             raise ConfigError(
                 f"update.{verb} must be called in the step itself: not after it, in a loss, or in "
                 "a tf.cond, tf.while_loop or tf.function. Use update.when, or a Python `for`."
@@ -464,8 +475,7 @@ class Update:
                 "update.when(condition, function), or a Python `for` over a range."
             )
         if "is out of scope" in text:
-            text = "uses a value of update.when outside of it. Use it within its function."
-            return f"{self._where} {text}"
+            return f"{self._where} uses a value of update.when outside of it. Use it within it."
         if isinstance(error, TypeError) and text.startswith(("Update.", "Gradients.")):
             return f"{self._where}: {text}."
         ours = asked is self._task or isinstance(asked, Update | Gradients | StepBatch)
@@ -474,7 +484,7 @@ class Update:
         return None
 
 
-def _place() -> Any:
+def _context() -> Any:
     """Returns graph and replica context, in which a verb is called."""
     return tf.compat.v1.get_default_graph(), tf.distribute.get_replica_context()
 
