@@ -69,6 +69,12 @@ def without_traces_of_the_user() -> Iterator[None]:
     Training would reuse a trace made with the microbatch of a trial. Untraced, each function runs
     as a part of its caller.
     """
+    # TensorFlow has this switch for a process alone. Tried in its place, to make the function trace
+    # anew: `tf.compat.v1.device` with a callable, which TensorFlow asks for where no eager context
+    # is outermost (it traced nothing); a `tf.Graph` around the pass, to which `tf.init_scope` then
+    # leads, and which no eager pass has; the thread's context of saving a SavedModel with a policy
+    # of its own, which traces anew also eagerly, but cannot be nested, as the probe of a loss is in
+    # a rehearsal, and changes what distributed variables do; an XLA context, whose id may recur.
     earlier = tf.config.functions_run_eagerly()
     tf.config.run_functions_eagerly(True)
     try:

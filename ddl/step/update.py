@@ -25,11 +25,7 @@ from ddl.tasks.parts import layers_of
 from ddl.tasks.task import LossFunction
 
 Results = dict[str, tf.Tensor]
-"""Results of an update by name: FINITE, bool [], and sums over the verbs of the step.
-
-"sums/LOSS" are the metric sums of a loss outside of `moved`, "moved/LOSS" those within it, float64
-[n]; "norms/OPTIMIZER" are sum and number of the gradient norms, float64 [2].
-"""
+"""Figures of an update by name (`Update.results`)."""
 
 FINITE = "finite"
 """Name of the result that tells whether no gradient of the update overflowed."""
@@ -50,7 +46,9 @@ class Update:
     averages and the task's own variables keep their values.
 
     Attributes:
-      results: The results of the verbs so far (`Results`).
+      results: The results of the verbs so far, by name: FINITE, bool [], and sums over the verbs.
+        "sums/LOSS" are the metric sums of a loss outside of `moved`, "moved/LOSS" those within it;
+        "norms/OPTIMIZER" are sum and number of the gradient norms, float64 [2].
       taken: Number of batches taken of each source, by its name.
       functions: Function and source of each loss, mean and sum, by its name.
       applied: For each `apply` the optimizer's name, the variables, and whether it is in a branch.
@@ -124,23 +122,6 @@ class Update:
         """Number of updates made before this one, int64 []."""
         return self._state.step
 
-    def next(self, batch: StepBatch) -> StepBatch:
-        """Returns a further batch of the source of a batch, of the same size.
-
-            for _ in range(5):
-                update.minimize(self.criticizes, update.next(batch), self.critic)
-
-        Each update reads the same number of batches, so an epoch has fewer updates.
-
-        Raises:
-          ConfigError: Within `when`, where the number of batches would depend on a tensor.
-        """
-        self._check("next", batch)
-        if self._in_branch:
-            raise ConfigError("update.next must read as many batches each time: not in `when`.")
-        self.taken[batch.source] += 1
-        return dataclasses.replace(batch, number=self.taken[batch.source] - 1)
-
     def gradients(
         self,
         loss: LossFunction,
@@ -201,65 +182,6 @@ class Update:
         self._add(FINITE, reduced.finite)
         self._add(f"{'moved' if self._moved else 'sums'}/{name}", reduced.sums)
         return variables, reduced
-
-    def _add(self, name: str, value: tf.Tensor | None) -> None:
-        """Adds a result to that of its name; None adds nothing."""
-        known = self.results.get(name)
-        if known is not None and value is not None:
-            value = known & value if name == FINITE else known + value
-        if value is not None:
-            self.results[name] = value
-
-    def mean(self, function: OfExamples, batch: StepBatch, *, name: str | None = None) -> tf.Tensor:
-        """Computes the mean of a function of the examples over the global batch.
-
-            self.center.assign(update.mean(self.outputs_of_teacher, batch))
-
-        Args:
-          function: A method of the task with the arguments of a loss, which returns a float tensor
-            [batch, …]. The row of an example must depend only on that example.
-          batch: The batch that the step was given.
-          name: Name of the function; None: its own name.
-
-        Returns:
-          Tensor […] of the function's dtype, weighted by the weights of the data; 0 without weight.
-
-        Raises:
-          ConfigError: If the function returns something else, or depends on other examples.
-        """
-        return self._summed("mean", function, batch, name)
-
-    def sum(self, function: OfExamples, batch: StepBatch, *, name: str | None = None) -> tf.Tensor:
-        """Computes the sum of a function of the examples over the global batch.
-
-        The sum of ones is the sum of the weights: the number of examples, if the data have none.
-
-        Args:
-          function: As in `mean`.
-          batch: As in `mean`.
-          name: As in `mean`.
-
-        Returns:
-          Tensor […] of the function's dtype, or float32 for half precision: values times weights.
-
-        Raises:
-          ConfigError: As `mean`.
-        """
-        return self._summed("sum", function, batch, name)
-
-    def _summed(
-        self, verb: str, function: OfExamples, batch: StepBatch, name: str | None
-    ) -> tf.Tensor:
-        batch = self._pass_over(verb, batch)
-        check_takes(f"The function of update.{verb}", function, ("features", "training"))
-        loss, _ = self._loss(self._plan.means, Values(function), name, batch)
-        total, weight = self._gradient.sums(loss, batch)
-        like = loss.form.entry
-        value = tf.math.divide_no_nan(total, weight) if verb == "mean" else total
-        holds = verb == "mean" or like.dtype.size > 2  # half precision holds no sum
-        value = tf.cast(value, like.dtype if holds else tf.float32)
-        self._add(FINITE, self._gradient.finite([value]))
-        return tf.reshape(value, like.shape)
 
     def apply(self, gradients: Gradients, optimizer: str | None = None) -> None:
         """Applies gradients: adds regularization, clips, and lets an optimizer update.
@@ -368,6 +290,74 @@ class Update:
         for variable, source in zip(targets, sources, strict=True):
             self._strategy.extended.update(variable, move_towards, args=(source, share))
 
+    def mean(self, function: OfExamples, batch: StepBatch, *, name: str | None = None) -> tf.Tensor:
+        """Computes the mean of a function of the examples over the global batch.
+
+            self.center.assign(update.mean(self.outputs_of_teacher, batch))
+
+        Args:
+          function: A method of the task with the arguments of a loss, which returns a float tensor
+            [batch, …]. The row of an example must depend only on that example.
+          batch: The batch that the step was given.
+          name: Name of the function; None: its own name.
+
+        Returns:
+          Tensor […] of the function's dtype, weighted by the weights of the data; 0 without weight.
+
+        Raises:
+          ConfigError: If the function returns something else, or depends on other examples.
+        """
+        return self._summed("mean", function, batch, name)
+
+    def sum(self, function: OfExamples, batch: StepBatch, *, name: str | None = None) -> tf.Tensor:
+        """Computes the sum of a function of the examples over the global batch.
+
+        The sum of ones is the sum of the weights: the number of examples, if the data have none.
+
+        Args:
+          function: As in `mean`.
+          batch: As in `mean`.
+          name: As in `mean`.
+
+        Returns:
+          Tensor […] of the function's dtype, or float32 for half precision: values times weights.
+
+        Raises:
+          ConfigError: As `mean`.
+        """
+        return self._summed("sum", function, batch, name)
+
+    def _summed(
+        self, verb: str, function: OfExamples, batch: StepBatch, name: str | None
+    ) -> tf.Tensor:
+        batch = self._pass_over(verb, batch)
+        check_takes(f"The function of update.{verb}", function, ("features", "training"))
+        loss, _ = self._loss(self._plan.means, Values(function), name, batch)
+        total, weight = self._gradient.sums(loss, batch)
+        like = loss.form.entry
+        value = tf.math.divide_no_nan(total, weight) if verb == "mean" else total
+        holds = verb == "mean" or like.dtype.size > 2  # half precision holds no sum
+        value = tf.cast(value, like.dtype if holds else tf.float32)
+        self._add(FINITE, self._gradient.finite([value]))
+        return tf.reshape(value, like.shape)
+
+    def next(self, batch: StepBatch) -> StepBatch:
+        """Returns a further batch of the source of a batch, of the same size.
+
+            for _ in range(5):
+                update.minimize(self.criticizes, update.next(batch), self.critic)
+
+        Each update reads the same number of batches, so an epoch has fewer updates.
+
+        Raises:
+          ConfigError: Within `when`, where the number of batches would depend on a tensor.
+        """
+        self._check("next", batch)
+        if self._in_branch:
+            raise ConfigError("update.next must read as many batches each time: not in `when`.")
+        self.taken[batch.source] += 1
+        return dataclasses.replace(batch, number=self.taken[batch.source] - 1)
+
     def when(self, condition: tf.Tensor, function: Callable[[], Any]) -> None:
         """Calls a function, which may call this update, if a condition holds.
 
@@ -404,6 +394,14 @@ class Update:
         for name, value in tf.cond(holds, called, skipped).items():
             self._add(name, value)
 
+    def _add(self, name: str, value: tf.Tensor | None) -> None:
+        """Adds a result to that of its name; None adds nothing."""
+        known = self.results.get(name)
+        if known is not None and value is not None:
+            value = known & value if name == FINITE else known + value
+        if value is not None:
+            self.results[name] = value
+
     def _pass_over(self, verb: str, batch: StepBatch, like: Gradients | None = None) -> StepBatch:
         """Returns a batch for a pass that draws new numbers, or those of earlier gradients."""
         self._check(verb, batch)
@@ -426,6 +424,10 @@ class Update:
                 f"{batch!r:.80}. With several sources, pass one of them."
             )
 
+    def _check_not_moved(self, verb: str, variables: Sequence[tf.Variable]) -> None:
+        if any(id(variable) in self._moved for variable in variables):
+            raise ConfigError(f"Call update.{verb} after update.moved, which restores the weights.")
+
     def _loss(
         self, known: dict[str, Loss], function: Any, name: str | None, batch: StepBatch
     ) -> tuple[Any, str]:
@@ -444,10 +446,6 @@ class Update:
                 'Pass name="…" for one of them.'
             )
         return self._plan.loss(known, function, name, batch.source), name
-
-    def _check_not_moved(self, verb: str, variables: Sequence[tf.Variable]) -> None:
-        if any(id(variable) in self._moved for variable in variables):
-            raise ConfigError(f"Call update.{verb} after update.moved, which restores the weights.")
 
     def _variables(self, verb: str, model: Any) -> list[keras.Variable]:
         """Returns the trainable variables of a model; None means the task's own."""

@@ -75,7 +75,7 @@ def test_a_skipped_update_restores_what_the_step_assigns():
     trainer = build(Sam, where, precision="mixed_float16", change=change, **options)
     before = copies(trainer)
     trainer.trace()
-    assert len(checks_in(trainer)) > 1
+    assert checks_in(trainer).count("IsFinite") > 1
     state = trainer._runner.loop.run(trainer.state, 1)
     assert (int(state.step), int(state.skipped_in_a_row)) == (0, 1)
     for ours, theirs in zip(copies(trainer), before, strict=True):
