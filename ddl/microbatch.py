@@ -69,12 +69,12 @@ def without_traces_of_the_user() -> Iterator[None]:
     Training would reuse a trace made with the microbatch of a trial. Untraced, each function runs
     as a part of its caller.
     """
-    # TensorFlow has this switch for a process alone. Tried in its place, to make the function trace
-    # anew: `tf.compat.v1.device` with a callable, which TensorFlow asks for where no eager context
-    # is outermost (it traced nothing); a `tf.Graph` around the pass, to which `tf.init_scope` then
-    # leads, and which no eager pass has; the thread's context of saving a SavedModel with a policy
-    # of its own, which traces anew also eagerly, but cannot be nested, as the probe of a loss is in
-    # a rehearsal, and changes what distributed variables do; an XLA context, whose id may recur.
+    # TensorFlow has this switch for the process alone. Tried in its place, to trace the functions
+    # anew: `tf.compat.v1.device` with a callable, which the key of a trace leaves out where eager
+    # mode is outermost (nothing was traced anew); a `tf.Graph` around each pass, to which
+    # `tf.init_scope` then leads, and which the eager `build` cannot have; the thread's context of
+    # saving, whose policy is part of the key, but which cannot be nested, as the probe of a loss is
+    # in a rehearsal, and makes variables of parameter servers behave as in a save.
     earlier = tf.config.functions_run_eagerly()
     tf.config.run_functions_eagerly(True)
     try:
