@@ -69,6 +69,12 @@ def without_traces_of_the_user() -> Iterator[None]:
     Training would reuse a trace made with the microbatch of a trial. Untraced, each function runs
     as a part of its caller.
     """
+    # TensorFlow has this switch for the process alone. Tried in its place, to trace the functions
+    # anew: `tf.compat.v1.device` with a callable, which the key of a trace leaves out where eager
+    # mode is outermost (nothing was traced anew); a `tf.Graph` around each pass, to which
+    # `tf.init_scope` then leads, and which the eager `build` cannot have; the thread's context of
+    # saving, whose policy is part of the key, but which cannot be nested, as the probe of a loss is
+    # in a rehearsal, and makes variables of parameter servers behave as in a save.
     earlier = tf.config.functions_run_eagerly()
     tf.config.run_functions_eagerly(True)
     try:

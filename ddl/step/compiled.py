@@ -70,7 +70,7 @@ class Compiler:
                 f"{type(strategy).__name__}, which keeps them elsewhere. Leave --jit_compile out, "
                 "or choose another --strategy, such as mirrored."
             )
-        self._is_alone = strategy.num_replicas_in_sync == 1
+        self._has_one_replica = strategy.num_replicas_in_sync == 1
         self._takes_passes = True
         wanted = self._required or (path.compiles and not is_op_determinism_enabled())
         self.is_on = wanted and choice != "off" and path.can_compile and not apart
@@ -124,10 +124,10 @@ class Compiler:
             graph.
           in_pieces: Makes the same updates; its pieces call this object.
         """
-        if self.is_on and self._is_alone and not is_compiled():
+        if self.is_on and self._has_one_replica and not is_compiled():
             with suppress(CannotCompileError):
                 return in_one_piece()
-            self._is_alone = False
+            self._has_one_replica = False
         return in_pieces()
 
     def of_update(
@@ -144,11 +144,11 @@ class Compiler:
           optimizers: Optimizers that it applies.
         """
 
-        def on_own_copies() -> _Result:
-            with alone(variables, optimizers):
+        def on_local_copies() -> _Result:
+            with as_only_replica(variables, optimizers):
                 return function()
 
-        return self(on_own_copies) if self.is_on and not is_compiled() else function()
+        return self(on_local_copies) if self.is_on and not is_compiled() else function()
 
     def tracing(self, trace: Callable[[], _Result]) -> _Result:
         """Calls a function that traces pieces; again with fewer compiled if that fails. Eager.
@@ -184,7 +184,7 @@ class Compiler:
 
 def _local_replica() -> int:
     """Returns which replica of this process the thread traces; 0 for none."""
-    # Private to TensorFlow, like the names in `alone`; tests/step/test_compiled.py guards them.
+    # Private to TensorFlow, like those below; tests/step/test_compiled.py guards them.
     replica = tf.distribute.get_replica_context()
     if replica is not None:
         return int(replica._local_replica_id)
@@ -193,7 +193,7 @@ def _local_replica() -> int:
 
 
 @contextmanager
-def alone(
+def as_only_replica(
     variables: Iterable[keras.Variable], optimizers: Sequence[keras.optimizers.Optimizer]
 ) -> Iterator[None]:
     """Makes this replica the only one within the `with` block, with its own copies of variables.

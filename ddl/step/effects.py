@@ -65,9 +65,9 @@ def check_stateless(where: str, graph: tf.Graph) -> None:
 def states_of_generators(task: Any) -> bytes:
     """Returns the states of the generators of Python and NumPy, and of a task and its layers."""
     of_layers = (item for layer in layers_of(task) for item in vars(layer).values())
-    own = [item for item in (*own_items_of(task), *of_layers) if isinstance(item, _GENERATORS)]
-    own = [item for item in own if not isinstance(item, random.SystemRandom)]
-    return pickle.dumps([random.getstate(), np.random.get_state(), *own])
+    items = [item for item in (*own_items_of(task), *of_layers) if isinstance(item, _GENERATORS)]
+    generators = [item for item in items if not isinstance(item, random.SystemRandom)]
+    return pickle.dumps([random.getstate(), np.random.get_state(), *generators])
 
 
 def check_python_draws(where: str, task: Any, trace: Callable[[], tf.Graph]) -> None:
@@ -128,8 +128,8 @@ def moved_in(graph: tf.Graph, task: Task) -> list[str]:
     for layer in layers:
         if not isinstance(layer, keras.layers.BatchNormalization):
             # Without the variables of what a layer has in turn, such as its random generator.
-            own = (*layer._non_trainable_variables, *layer._trainable_variables)
-            moved += [v.value for v in own]
+            direct = (*layer._non_trainable_variables, *layer._trainable_variables)
+            moved += [v.value for v in direct]
     names = [v.name.split(":")[0] for v in written_in(graph, moved)]
     return [repr(name) for name in dict.fromkeys(names)]
 

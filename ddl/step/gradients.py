@@ -1,27 +1,16 @@
-"""Gradients of the global batch: clipped and applied, or combined by a step.
-
-The path of a gradient after the all-reduce: finite check (`ddl.step.overflow`), factor, penalties,
-clip, apply. Every replica holds the same values there. Keras 3 clips and checks before the
-all-reduce, on each replica's own share.
-"""
+"""Gradients as a task's step combines them: sums, products, norms, parts."""
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from ddl import microbatch
 from ddl.errors import ConfigError, check_takes
-from ddl.microbatch import CannotCompileError, is_compiled
-
-Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
-
-Variables: TypeAlias = Sequence[keras.Variable]
-
-Limit: TypeAlias = float | Mapping[str, float | None] | None
-"""A limit of all gradients, or that of each optimizer by its name; None: no limit."""
+from ddl.step import clipping
+from ddl.step.clipping import Gradient, Variables, multiply, squared_norm, values_of, widest
 
 
 class Gradients:
@@ -45,7 +34,7 @@ class Gradients:
     def __init__(
         self, strategy: tf.distribute.Strategy, variables: Variables, values: Any, draws: Any = None
     ):
-        """Keeps the arguments; the values are one for each variable, without a missing factor."""
+        """Keeps the arguments; `values` has one distributed value for each variable."""
         self._strategy = strategy
         self.variables = tuple(variables)
         self.of_replicas = list(strategy.run(_opaque, args=(list(values),)))
@@ -70,7 +59,7 @@ class Gradients:
         if isinstance(exact, Gradients) or exact.shape.rank != 0:
             raise ConfigError(f"Gradients can be multiplied by a scalar alone, got {factor!r:.80}.")
         values = self._strategy.run(multiply, args=(self.of_replicas, exact))
-        return self._made(self.variables, values)
+        return self._new(self.variables, values)
 
     __rmul__ = __mul__
 
@@ -98,11 +87,11 @@ class Gradients:
         Raises:
           ConfigError: If a variable of `part` is not among these gradients' variables.
         """
-        own = {id(v): value for v, value in zip(self.variables, self.of_replicas, strict=True)}
+        known = {id(v): value for v, value in zip(self.variables, self.of_replicas, strict=True)}
         wanted = trainable_variables(part, "The argument of Gradients.of")
-        if missing := [v.path for v in wanted if id(v) not in own]:
+        if missing := [v.path for v in wanted if id(v) not in known]:
             raise ConfigError(f"Gradients.of: these hold no gradient of {', '.join(missing)}.")
-        return self._made(wanted, [own[id(v)] for v in wanted])
+        return self._new(wanted, [known[id(v)] for v in wanted])
 
     def and_of(self, other: "Gradients") -> "Gradients":
         """Joins these gradients with those of other variables, for one `apply`.
@@ -110,11 +99,11 @@ class Gradients:
         Raises:
           ConfigError: If the two share a variable.
         """
-        own = {id(v) for v in self.variables}
-        if shared := [v.path for v in other.variables if id(v) in own]:
+        known = set(map(id, self.variables))
+        if shared := [v.path for v in other.variables if id(v) in known]:
             raise ConfigError(f"Gradients.and_of: both hold gradients of {', '.join(shared)}.")
         variables = *self.variables, *other.variables
-        return self._made(variables, [*self.of_replicas, *other.of_replicas])
+        return self._new(variables, [*self.of_replicas, *other.of_replicas])
 
     def map(self, function: Callable[[tf.Tensor, keras.Variable], tf.Tensor]) -> "Gradients":
         """Applies a function to each gradient, such as one that clips, and returns the results.
@@ -132,9 +121,9 @@ class Gradients:
         assert current is not None  # a step draws by it
         copies = []
 
-        def on_replica(own: list[Gradient]) -> list[tf.Tensor]:
+        def on_replica(gradients: list[Gradient]) -> list[tf.Tensor]:
             copies.append(current.copied())  # draws what the step would draw here
-            dense = [tf.convert_to_tensor(gradient) for gradient in own]
+            dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
             with copies[-1].forward():
                 mapped = [function(*pair) for pair in zip(dense, self.variables, strict=True)]
             check_same_shapes("The function of Gradients.map", mapped, dense)
@@ -142,14 +131,14 @@ class Gradients:
 
         values = self._strategy.run(on_replica, args=(self.of_replicas,))
         current.advance_to(copies[0])
-        return self._made(self.variables, values)
+        return self._new(self.variables, values)
 
     def _with(self, other: Any, function: Callable[[Any, Any], tf.Tensor]) -> "Gradients":
         self._check_same(other)
         both = function, self.of_replicas, other.of_replicas
-        return self._made(self.variables, self._strategy.run(_in_pairs, args=both))
+        return self._new(self.variables, self._strategy.run(_in_pairs, args=both))
 
-    def _made(self, variables: Variables, values: Sequence[Any]) -> "Gradients":
+    def _new(self, variables: Variables, values: Sequence[Any]) -> "Gradients":
         return Gradients(self._strategy, variables, values)
 
     def _check_same(self, other: Any) -> None:
@@ -197,21 +186,6 @@ def trainable_variables(part: Any, where: str = "The model of a task") -> list[k
     return list({id(item): item for item in items}.values())  # a shared layer counts once
 
 
-def values_of(gradient: Gradient) -> tf.Tensor:
-    """Returns the values of a gradient; of a sparse one, those of its rows."""
-    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-
-
-def widest(values: Sequence[Gradient]) -> tf.DType:
-    """Returns the widest dtype of the values."""
-    return max((value.dtype for value in values), key=lambda dtype: dtype.size)
-
-
-def multiply(gradients: Sequence[Gradient], factor: tf.Tensor) -> list[Gradient]:
-    """Multiplies each gradient by a scalar, in the gradient's dtype; sparse ones stay sparse."""
-    return [_with_values(one, values_of(one) * tf.cast(factor, one.dtype)) for one in gradients]
-
-
 def _opaque(gradients: Sequence[Gradient]) -> list[Gradient]:
     """Returns the same gradients as values that TensorFlow's graph optimizer does not look into.
 
@@ -220,14 +194,8 @@ def _opaque(gradients: Sequence[Gradient]) -> list[Gradient]:
     other replicas would be rounded differently, and their weights would drift apart.
     """
     barrier, values = tf.raw_ops.PlaceholderWithDefault, [values_of(one) for one in gradients]
-    opaque = [barrier(input=own, shape=own.shape) for own in values]
-    return [_with_values(one, own) for one, own in zip(gradients, opaque, strict=True)]
-
-
-def _with_values(gradient: Gradient, values: tf.Tensor) -> Gradient:
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return values
+    opaque = [barrier(input=value, shape=value.shape) for value in values]
+    return [clipping.with_values(one, value) for one, value in zip(gradients, opaque, strict=True)]
 
 
 def _in_pairs(function: Callable[..., tf.Tensor], *both: Sequence[Gradient]) -> list[tf.Tensor]:
@@ -239,109 +207,3 @@ def _in_pairs(function: Callable[..., tf.Tensor], *both: Sequence[Gradient]) -> 
 def _inner_product(one: Sequence[Gradient], other: Sequence[Gradient]) -> tf.Tensor:
     products = [tf.reduce_sum(product) for product in _in_pairs(operator.mul, one, other)]
     return tf.add_n([tf.cast(product, widest(one)) for product in products])
-
-
-def merge_duplicates(gradient: Gradient) -> Gradient:
-    """Returns a sparse gradient with duplicate rows added up, and a dense gradient unchanged.
-
-    Several replicas, or several examples, may give rows for the same index. These rows must be
-    added before the norm or an optimizer such as Adam squares them; else the result would depend on
-    the number of replicas.
-    """
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient
-    indices, segments = tf.unique(gradient.indices)
-    values = tf.math.unsorted_segment_sum(gradient.values, segments, tf.shape(indices)[0])
-    return tf.IndexedSlices(values, indices, gradient.dense_shape)
-
-
-def with_each_row_once(gradients: list[Any], strategy: tf.distribute.Strategy) -> list[Any]:
-    """Merges the duplicate rows of sparse gradients, before they are checked or applied.
-
-    Cross-replica context.
-
-    Raises:
-      CannotCompileError: If there are sparse gradients within what XLA compiles.
-    """
-    first = (strategy.experimental_local_results(gradient)[0] for gradient in gradients)
-    if not any(isinstance(gradient, tf.IndexedSlices) for gradient in first):
-        return gradients
-    if is_compiled():
-        raise CannotCompileError("the number of rows of a sparse gradient depends on the examples")
-    return strategy.run(lambda own: [merge_duplicates(one) for one in own], args=(gradients,))
-
-
-def squared_norm(gradients: Sequence[Gradient]) -> tf.Tensor:
-    """Returns the squared global norm: a scalar in the widest dtype of the gradients.
-
-    Args:
-      gradients: The gradients; sparse ones hold each row once (`merge_duplicates`).
-    """
-    dtype = widest(gradients)
-    halves = [tf.cast(tf.nn.l2_loss(values_of(gradient)), dtype) for gradient in gradients]
-    return 2 * tf.reduce_sum(tf.stack(halves))
-
-
-def clip_by_global_norm(
-    gradients: Sequence[Gradient], clip_norm: float, squared: tf.Tensor
-) -> tuple[list[Gradient], tf.Tensor]:
-    """Scales all gradients by one factor so that their global norm is at most `clip_norm`.
-
-    Pascanu et al. 2013, "On the difficulty of training recurrent neural networks".
-
-    Args:
-      gradients: The gradients of the global batch, as in `squared_norm`.
-      clip_norm: The largest norm allowed.
-      squared: The squared global norm.
-
-    Returns:
-      The clipped gradients, and the norm before clipping: a scalar in the widest dtype of
-      the gradients.
-    """
-    norm = tf.sqrt(squared)
-    # Below the limit the factor is exactly one, so clipping rounds nothing.
-    limit = tf.constant(clip_norm, norm.dtype)  # tf.cast rounds to float32 first
-    return multiply(gradients, limit / tf.maximum(norm, limit)), norm
-
-
-def clips_by_name(limit: Limit, optimizers: Sequence[str]) -> dict[str, float | None]:
-    """Returns the largest global norm of each optimizer's gradients; None: no limit.
-
-    Args:
-      limit: `Trainer.clip_norm`.
-      optimizers: Names of the optimizers.
-
-    Raises:
-      ConfigError: If a limit is not positive, or names no optimizer, or leaves one out.
-    """
-    limits = limit if isinstance(limit, Mapping) else dict.fromkeys(optimizers, limit)
-    if limits.keys() != set(optimizers):
-        raise ConfigError(
-            f"Trainer.clip_norm gives limits for {', '.join(limits)}, but Trainer.optimizer has "
-            f"{', '.join(optimizers)}. Give one number, or one for each; None means no limit."
-        )
-    if wrong := [one for one in limits.values() if one is not None and not one > 0]:
-        raise ConfigError(
-            f"Trainer.clip_norm must be greater than 0, or None for no limit, got {wrong[0]}."
-        )
-    return dict(limits)
-
-
-def add_regularization(gradients: Sequence[Gradient], variables: Variables) -> list[Gradient]:
-    """Adds the gradients of the variables' own regularizers, such as L2. Replica context.
-
-    These gradients depend only on the weights, so every replica computes them without an
-    all-reduce. They are added once after the all-reduce, so their scale does not depend on the
-    number of replicas or microbatches.
-    """
-    pairs = zip(gradients, of_penalties(variables), strict=True)
-    return [g if extra is None else tf.convert_to_tensor(g) + extra for g, extra in pairs]
-
-
-def of_penalties(variables: Variables) -> list[tf.Tensor | None]:
-    """Returns the gradient of each variable's regularizer; None without one. Replica context."""
-    with tf.GradientTape() as tape:
-        penalties = [v.regularizer(v) for v in variables if v.regularizer is not None]
-    if not penalties:
-        return [None] * len(variables)
-    return list(tape.gradient(penalties, [v.value for v in variables]))  # of their sum

@@ -21,8 +21,14 @@ from ddl.step.metric_sums import MetricSums, check_output, sums_of
 from ddl.tasks.parts import layers_of
 from ddl.tasks.task import LossFunction, PerExample, Task, has_step
 
+Features: TypeAlias = dict[str, tf.Tensor]
+"""The features of a microbatch by name, [rows, …], with "weight"."""
+
 OfExamples: TypeAlias = Callable[[dict[str, Any], bool], tf.Tensor]
 """Takes features and `training`, and returns a float tensor [batch, …]."""
+
+OfExample: TypeAlias = Callable[[list[tf.Tensor]], list[tf.Tensor]]
+"""Changes the gradients of one example, a tensor of each variable's shape."""
 
 
 class Form(NamedTuple):
@@ -64,6 +70,7 @@ class Loss:
       global_batch_size: B above.
       replicas: Number of replicas.
       form: What the probes found (`Form`); None before.
+      each: Changes the gradient of each example before they are added up (`OfExample`), or None.
       where: Name of the loss in errors.
     """
 
@@ -72,19 +79,14 @@ class Loss:
     global_batch_size: int
     replicas: int
     form: Any = None
+    each: Any = None
 
     @property
     def where(self) -> str:
         """See above."""
         return f"{type(self.task).__name__}.{getattr(self.function, '__name__', 'per_example')}"
 
-    def of(self, function: LossFunction) -> "Loss":
-        """Returns this loss for an equal function, such as one that each trace defines anew."""
-        return dataclasses.replace(self, function=function)
-
-    def __call__(
-        self, features: dict[str, tf.Tensor], training: bool
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def __call__(self, features: Features, training: bool) -> tuple[tf.Tensor, tf.Tensor]:
         """Computes objective and metric sums of one microbatch. Replica context.
 
         Args:
@@ -106,9 +108,7 @@ class Loss:
             objective += tf.reduce_sum(weight) * tf.cast(own_loss, objective.dtype)
         return objective / tf.cast(self.global_batch_size, objective.dtype), sums
 
-    def weighed(
-        self, features: dict[str, tf.Tensor], training: bool
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def weighed(self, features: Features, training: bool) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns weight·loss of each entry, the metric sums, and the weights; see `__call__`.
 
         Returns:
@@ -140,6 +140,29 @@ class Loss:
         weighed = loss if is_one else tf.math.multiply_no_nan(loss, weight)
         sums = sums_of(form.metrics, loss, output, None if is_one else weight, example_weight)
         return weighed, sums, weight
+
+    def of_examples(self, features: Features, training: bool) -> tuple[tf.Tensor, tf.Tensor]:
+        """Computes the loss of each example whose gradient `each` changes. Replica context.
+
+        An example with several losses, as of tokens, has the gradient of their weighted mean, so
+        that a limit of `each` means the same for any number of losses. The sum of the gradients is
+        divided by the sum of the weights of the data, and not of those of the losses: in DP-SGD an
+        example then changes the result by at most limit / Σ weight of the data, whatever weights
+        the task returns.
+
+        Returns:
+          The losses times the weights of the data, [rows]; and the metric sums, with the sum of the
+          weights of the data at the end.
+        """
+        of_data = features["weight"]
+        weighed, sums, weight = self.weighed(features, training)
+        self.losses_of_layers()  # which are refused
+        rows = weighed.shape[0]
+        losses = tf.reduce_sum(tf.reshape(weighed, [rows, -1]), axis=1)
+        if self.form.entries > 1:
+            total = tf.reduce_sum(tf.reshape(weight, [rows, -1]), axis=1)
+            losses = tf.math.divide_no_nan(losses * tf.cast(of_data, losses.dtype), total)
+        return losses, tf.concat([sums, [tf.reduce_sum(tf.cast(of_data, tf.float64))]], axis=0)
 
     def losses_of_layers(self) -> Sequence[tf.Tensor]:
         """Returns the losses from `add_loss` or activity regularizers in the last call.

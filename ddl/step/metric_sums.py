@@ -76,10 +76,10 @@ class MetricSums:
             name: _value(function, float(total / weight)) if weight else math.nan
             for (name, function), total in pairs
         }
-        for (name, state), own in zip(self.states.items(), of_states, strict=True):
+        for (name, state), part in zip(self.states.items(), of_states, strict=True):
             # After a divergence the sums are NaN, which the loss reports.
-            is_defined = weight != 0 and np.isfinite([totals[0], *own]).all()
-            found = state.figures(own) if is_defined else [math.nan] * len(state.names)
+            is_defined = weight != 0 and np.isfinite([totals[0], *part]).all()
+            found = state.figures(part) if is_defined else [math.nan] * len(state.names)
             figures |= {f"{name}{p}": x for p, x in zip(state.names, found, strict=True)}
         return figures
 
@@ -134,7 +134,7 @@ class SumsOfLosses:
     def joined(self, sums: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """Returns the vector for the sums of each loss, by name; zeros for the missing ones."""
         layouts = self._of_losses.items()
-        each = [sums[name] if name in sums else own.zeros() for name, own in layouts]
+        each = [sums[name] if name in sums else layout.zeros() for name, layout in layouts]
         return each[0] if len(each) == 1 else tf.concat(each, axis=0)
 
     def weight(self, sums: tf.Tensor | np.ndarray) -> float:
@@ -152,9 +152,9 @@ class SumsOfLosses:
         """
         means: dict[str, float] = {}
         weight, parts = self.weight(sums), _split(sums, self._sizes)
-        for own, part, names in zip(self._of_losses.values(), parts, self._figures, strict=True):
+        for layout, part, names in zip(self._of_losses.values(), parts, self._figures, strict=True):
             if part[0] or not weight:
-                means |= dict(zip(names, own.means(part).values(), strict=True))
+                means |= dict(zip(names, layout.means(part).values(), strict=True))
         return means
 
 
@@ -189,9 +189,9 @@ def sums_of(
     for name, state in layout.states.items():
         inputs = output.metrics[name]
         total = tf.cast(example_weight, tf.float64)
-        if (own := _weight_of(inputs, output)) is not None:
-            total = with_rank(total, own.shape.rank) * tf.cast(own, tf.float64)
-            total = tf.broadcast_to(total, tf.shape(inputs.labels)[: own.shape.rank])
+        if (weights := _weight_of(inputs, output)) is not None:
+            total = with_rank(total, weights.shape.rank) * tf.cast(weights, tf.float64)
+            total = tf.broadcast_to(total, tf.shape(inputs.labels)[: weights.shape.rank])
         sums.append(state.sums(inputs.labels, inputs.outputs, total))
     return tf.concat(sums, axis=0) if len(sums) > 1 else sums[0]
 

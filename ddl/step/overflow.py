@@ -1,8 +1,8 @@
 """Overflow of a gradient: all replicas skip the update, and the loss scale falls.
 
 The check looks at the sum over the replicas: an infinity on one replica makes it infinite on all,
-so they decide the same. With shares, each replica checks its own, and all ask each other. A skipped
-update leaves weights, slots, averages and moving statistics as they were.
+so they decide the same. With shares, each replica checks its share, and all ask each other. A
+skipped update leaves weights, slots, averages and moving statistics as they were.
 
 Micikevicius et al. 2018, "Mixed Precision Training".
 """
@@ -17,7 +17,7 @@ from ddl.distribution.path import on_host_if_placed
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError
 from ddl.precision import LossScale
-from ddl.step.gradients import Gradient, values_of
+from ddl.step.clipping import Gradient, values_of
 
 
 def all_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
@@ -47,7 +47,7 @@ class KeptValues:
         """Assigns the values on every replica."""
         for variable, value in zip(self._variables, self._values, strict=True):
             update = self._strategy.extended.update
-            update(variable, lambda own, kept: own.assign(kept), args=(value,))
+            update(variable, lambda copy, kept: copy.assign(kept), args=(value,))
 
     def unless_overflow(
         self, finite: tf.Tensor | None, change: Callable[[], tf.Tensor]

@@ -20,7 +20,7 @@ from ddl.distribution.communication import reduce_options
 from ddl.distribution.devices import local_devices
 from ddl.distribution.path import CPU, path_of
 from ddl.distribution.workers import Workers
-from ddl.step.gradients import Variables
+from ddl.step.clipping import Variables
 
 _SUM = tf.distribute.ReduceOp.SUM
 

@@ -1,13 +1,13 @@
-"""Tables of which a loss reads single rows, and the sums of their sparse gradients."""
+"""Tables of which a loss reads single rows, and their sparse gradients: sums, each row once."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from ddl.microbatch import is_compiled
-from ddl.step.gradients import Gradient
+from ddl.microbatch import CannotCompileError, is_compiled
+from ddl.step.clipping import Gradient
 
 
 def tables_in(graph: tf.Graph) -> dict[int, bool]:
@@ -79,17 +79,30 @@ def dense_where_sparse_saves_nothing(
     return found
 
 
-def empty_sum(variable: keras.Variable, of_rows: bool) -> Gradient:
-    """Returns the empty sum of a variable's gradients; of its rows if wanted. Replica context."""
-    value = variable.value
-    if not of_rows:
-        return tf.zeros_like(value)
+def empty_sums(
+    variables: Sequence[keras.Variable],
+    tables: Mapping[int, bool],
+    strategy: tf.distribute.Strategy,
+) -> Callable[[], list[Gradient]]:
+    """Returns a function that makes the empty sums of gradients, in replica context.
+
+    Args:
+      variables: The variables of the gradients.
+      tables: Those whose sums are of rows (`tables_in`).
+      strategy: The strategy.
+    """
+    of_rows = [read_as_a_whole(v, tables, strategy) is not None for v in variables]
+    pairs = list(zip(variables, of_rows, strict=True))
+    return lambda: [_no_rows(v.value) if rows else tf.zeros_like(v.value) for v, rows in pairs]
+
+
+def _no_rows(table: tf.Variable) -> tf.IndexedSlices:
     # Of unknown size, since each microbatch adds rows: the loop's tensors keep their static shape.
-    width = value.shape[1:]
-    rows = tf.zeros([0, *width], value.dtype)
+    width = table.shape[1:]
+    rows = tf.zeros([0, *width], table.dtype)
     rows = tf.raw_ops.PlaceholderWithDefault(input=rows, shape=[None, *width])
     places = tf.raw_ops.PlaceholderWithDefault(input=tf.zeros([0], tf.int64), shape=[None])
-    return tf.IndexedSlices(rows, places, tf.constant(value.shape.as_list(), tf.int64))
+    return tf.IndexedSlices(rows, places, tf.constant(table.shape.as_list(), tf.int64))
 
 
 def added(total: Gradient, gradient: Gradient) -> Gradient:
@@ -101,3 +114,33 @@ def added(total: Gradient, gradient: Gradient) -> Gradient:
     rows = tf.concat([total.values, gradient.values], axis=0)
     places = tf.concat([total.indices, tf.cast(gradient.indices, tf.int64)], axis=0)
     return tf.IndexedSlices(rows, places, total.dense_shape)
+
+
+def merge_duplicates(gradient: Gradient) -> Gradient:
+    """Returns a sparse gradient with duplicate rows added up, and a dense gradient unchanged.
+
+    Several replicas, or several examples, may give rows for the same index. These rows must be
+    added before the norm or an optimizer such as Adam squares them; else the result would depend on
+    the number of replicas.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    indices, segments = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, segments, tf.shape(indices)[0])
+    return tf.IndexedSlices(values, indices, gradient.dense_shape)
+
+
+def with_each_row_once(gradients: list[Any], strategy: tf.distribute.Strategy) -> list[Any]:
+    """Merges the duplicate rows of sparse gradients, before they are checked or applied.
+
+    Cross-replica context.
+
+    Raises:
+      CannotCompileError: If there are sparse gradients within what XLA compiles.
+    """
+    first = (strategy.experimental_local_results(gradient)[0] for gradient in gradients)
+    if not any(isinstance(gradient, tf.IndexedSlices) for gradient in first):
+        return gradients
+    if is_compiled():
+        raise CannotCompileError("the number of rows of a sparse gradient depends on the examples")
+    return strategy.run(lambda values: [*map(merge_duplicates, values)], args=(gradients,))

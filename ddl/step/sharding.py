@@ -12,7 +12,7 @@ replica; the last ones are padded with zeros, so that all have one shape.
 Several microbatches are added up whole, and reduced once.
 
 An optimizer that computes entry by entry makes the same update on shares. Both exchanges together
-send what an all-reduce sends. A step of one's own may compute with gradients, so those that
+send what an all-reduce sends. A task's step may compute with gradients, so those that
 `update.gradients` returns are whole on all replicas, and `update.apply` takes shares of them.
 
 Checkpoints hold whole slots (`ddl.checkpoints.contents`). Averages of the weights are whole.
@@ -32,7 +32,7 @@ from ddl.layers.across_replicas import gather_over_replicas, scatter_over_replic
 from ddl.optimizers import MomentumSGD
 from ddl.optimizers.checks import prepare_optimizer, refusing_reductions
 from ddl.optimizers.fused import by_kernels
-from ddl.step import gradients as gradient_path
+from ddl.step import clipping
 from ddl.step.overflow import all_finite
 from ddl.step.replicas import AllReduce
 from ddl.tasks.parts import copies_of
@@ -108,18 +108,18 @@ class Sharding:
             shapes[id(stand_in)] = shape
             if id(variable) in excluded:
                 excluded.add(id(stand_in))
-        add, own = optimizer.add_variable_from_reference, vars(optimizer)
+        add, attributes = optimizer.add_variable_from_reference, vars(optimizer)
 
         def noted(reference_variable: Any, *args: Any, **kwargs: Any) -> keras.Variable:
             slot = add(reference_variable, *args, **kwargs)
             self.slots[id(slot.value)] = shapes[id(reference_variable)]
             return slot
 
-        own["add_variable_from_reference"] = noted
+        attributes["add_variable_from_reference"] = noted
         try:
             prepare_optimizer(optimizer, stand_ins, self.strategy)
         finally:
-            del own["add_variable_from_reference"]
+            del attributes["add_variable_from_reference"]
 
     @property
     def handles_of_stand_ins(self) -> frozenset[int]:
@@ -142,13 +142,13 @@ class Sharding:
                 flat = _padded(tf.reshape(gradient, [-1]), replicas * size)
                 rows.append(tf.reshape(flat, [replicas, size]))
             # The backward pass computes the last layers' gradients first, so they are sent first.
-            return [tf.reshape(own, [-1]) for own in scatter_over_replicas(rows[::-1])[::-1]]
+            return [tf.reshape(row, [-1]) for row in scatter_over_replicas(rows[::-1])[::-1]]
 
         return InShares(self.strategy.run(own_sums, args=(gradients,)))
 
     def finite(self, shares: InShares) -> tf.Tensor:
         """Returns whether gradients in shares are finite on all replicas, bool []."""
-        overflowed = lambda own: tf.cast([~all_finite(own)], tf.float64)  # noqa: E731
+        overflowed = lambda share: tf.cast([~all_finite(share)], tf.float64)  # noqa: E731
         each = self.strategy.run(overflowed, args=(list(shares),))
         return tf.equal(self.all_reduce.of_sums(each)[0], 0)
 
@@ -202,7 +202,7 @@ def apply_to_shares(
     gradients: list[Any],
     factor: tf.Tensor | None,
     variables: Sequence[keras.Variable],
-    parts: Sequence[Any],
+    applied: Sequence[Any],
     clip: float | None,
 ) -> tf.Tensor:
     """Applies a gradient to each replica's share. Cross-replica context, in a graph.
@@ -210,10 +210,10 @@ def apply_to_shares(
     Args:
       sharding: The shares.
       gradients: The gradient, whole or in shares.
-      factor: A factor that is missing in it, or None; see `TrainStep.apply`, like all that
-        follow.
+      factor: A factor that is missing in it, or None; see `ddl.step.apply.Applier.apply`, like all
+        that follow.
       variables: The variables.
-      parts: The optimizers and what each updates.
+      applied: The optimizers with the variables that each updates.
       clip: The largest global norm, or None.
 
     Returns:
@@ -221,30 +221,30 @@ def apply_to_shares(
     """
     run = sharding.strategy.run
 
-    def scaled(own: list[Any], factor: tf.Tensor | None) -> list[tf.Tensor]:
+    def scaled(values: list[Any], factor: tf.Tensor | None) -> list[tf.Tensor]:
         if not isinstance(gradients, InShares):
-            own = [own_share(tf.convert_to_tensor(value)) for value in own]
+            values = [own_share(tf.convert_to_tensor(value)) for value in values]
         if factor is not None:
-            own = gradient_path.multiply(own, factor)
+            values = clipping.multiply(values, factor)
         # Penalties of the whole weights.
-        pairs = zip(own, gradient_path.of_penalties(variables), strict=True)
+        pairs = zip(values, clipping.penalty_gradients(variables), strict=True)
         return [share if extra is None else share + own_share(extra) for share, extra in pairs]
 
-    def squares(own: list[tf.Tensor]) -> tf.Tensor:
-        applied = [own[place] for part in parts for place in part.places(variables)]
-        return tf.cast(gradient_path.squared_norm(applied), tf.float64)[tf.newaxis]
+    def squares(shares: list[tf.Tensor]) -> tf.Tensor:
+        updated = [shares[index] for one in applied for index in one.indices(variables)]
+        return tf.cast(clipping.squared_norm(updated), tf.float64)[tf.newaxis]
 
     shares, norm = run(scaled, args=(list(gradients), factor)), tf.zeros([], tf.float64)
-    if clip is not None and parts:
+    if clip is not None and applied:
         squared = sharding.all_reduce.of_sums(run(squares, args=(shares,)))[0]
         norm = tf.sqrt(squared)
-        widest = gradient_path.widest([variable.value for variable in variables])
-        clipped = lambda own, squared: gradient_path.clip_by_global_norm(own, clip, squared)[0]  # noqa: E731
+        widest = clipping.widest([variable.value for variable in variables])
+        clipped = lambda given, squared: clipping.clip_by_global_norm(given, clip, squared)[0]  # noqa: E731
         shares = run(clipped, args=(shares, tf.cast(squared, widest)))
-    for part in parts:
-        own = [shares[place] for place in part.places(variables)]
-        updated = [variables[place] for place in part.places(variables)]
-        _update(sharding, own, updated, part.optimizer)
+    for one in applied:
+        indices = one.indices(variables)
+        given = [shares[index] for index in indices], [variables[index] for index in indices]
+        _update(sharding, *given, one.optimizer)
     return norm
 
 

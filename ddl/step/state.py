@@ -1,16 +1,12 @@
-"""The state between updates, and the batches and passes of one."""
+"""The state between updates, and the batches by which a task's step names its data."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from ddl.data.batch import Batch
 from ddl.errors import ConfigError
-
-OfExample: TypeAlias = Callable[[list[tf.Tensor]], list[tf.Tensor]]
-"""Changes the gradients of one example, a tensor of each variable's shape."""
 
 
 class TrainingState(NamedTuple):
@@ -66,17 +62,21 @@ class TrainingState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class StepBatch:
-    """A global batch, as a step gets it and passes it to the verbs.
+    """A global batch, as a step gets it and passes it to the verbs: a name for it, not its rows.
 
     Attributes:
       source: Name of its source; "" if the Trainer has a single one.
-      place: Its place among the batches of the source in the update.
-      batch: All batches of the source in the update.
+      number: Its number among the batches of the source that the update takes, from 0.
+      of_update: The rows of all these batches (`ddl.data.batch.Batch`), distributed to replicas.
+      state: The state before the update.
+      draws: Number of the pass over it in the update; each pass draws random numbers of its own.
     """
 
     source: str
-    place: int
-    batch: Batch
+    number: int
+    of_update: Batch
+    state: TrainingState
+    draws: int = 0
 
     def __getitem__(self, feature: Any) -> Any:
         """Raises ConfigError: a step cannot read examples itself."""
@@ -85,19 +85,3 @@ class StepBatch:
             "Read the features in a loss, a method of (features, training) that returns a "
             "ddl.PerExample, and pass it: update.minimize(self.loss, batch)."
         )
-
-
-class Pass(NamedTuple):
-    """A forward pass over a global batch.
-
-    Attributes:
-      batch: The batch.
-      state: The state before the update.
-      draws: Number of the pass, which has random numbers of its own.
-      each: Changes the gradients of each example before they are added up, or None.
-    """
-
-    batch: StepBatch
-    state: TrainingState
-    draws: int = 0
-    each: OfExample | None = None

@@ -13,11 +13,19 @@ from ddl.data.batch import Batch
 from ddl.errors import ConfigError, check_takes, did_you_mean, place_of
 from ddl.microbatch import Microbatch
 from ddl.optimizers.weight_average import move_towards, weights_of
-from ddl.step.gradients import Gradients, multiply, trainable_variables
-from ddl.step.loss import Loss, OfExamples, Values
+from ddl.step.clipping import Variables, multiply
+from ddl.step.engine import Engine
+from ddl.step.global_gradient import Reduced
+from ddl.step.gradients import Gradients, trainable_variables
+from ddl.step.loss import Loss, OfExample, OfExamples, Values
+from ddl.step.moving_statistics import statistics_of
 from ddl.step.overflow import KeptValues
-from ddl.step.state import OfExample, Pass, StepBatch, TrainingState
+from ddl.step.state import StepBatch, TrainingState
+from ddl.tasks.parts import layers_of
 from ddl.tasks.task import LossFunction
+
+Results = dict[str, tf.Tensor]
+"""Figures of an update by name (`Update.results`)."""
 
 FINITE = "finite"
 """Name of the result that tells whether no gradient of the update overflowed."""
@@ -47,25 +55,28 @@ class Update:
       averaged: Variables that `average` moves.
     """
 
-    def __init__(self, engine: Any, state: TrainingState, batches: Mapping[str, Batch]):
+    def __init__(
+        self, task: Any, engine: Engine, state: TrainingState, batches: Mapping[str, Batch]
+    ):
         """Keeps the arguments; `ddl.Trainer` makes the update.
 
         Args:
-          engine: Computes for the verbs: `TrainStep`, or a rehearsal that computes nothing.
+          task: The task, with a `step`.
+          engine: Computes for the verbs; in a rehearsal (`ddl.step.planning`) nothing.
           state: The state before the update.
           batches: The batches of each source, by its name, all with the same counter.
         """
-        self._engine, self._state, self._batches = engine, state, batches
-        self._task, self._where = engine.task, f"{type(engine.task).__name__}.step"
-        self._plan, self._gradient = engine.plan, engine.gradient
-        self._strategy: tf.distribute.Strategy = engine.gradient.strategy
-        self.results: dict[str, tf.Tensor] = {}
+        self._task, self._where = task, f"{type(task).__name__}.step"
+        self._engine, self._plan, self._gradient = engine, engine.plan, engine.gradient
+        self._strategy, self._state = engine.gradient.strategy, state
+        self.results: Results = {}
         self.taken = dict.fromkeys(batches, 1)
-        self.applied: list[tuple[str, Sequence[keras.Variable], bool]] = []
+        self.applied: list[tuple[str, Variables, bool]] = []
         self.averaged: list[tf.Variable] = []
         self.functions: dict[str, tuple[Any, str]] = {}
         self._passes, self._moved, self._in_branch = 0, set[int](), False
-        self._place: Any = _place()
+        self._context: Any = _context()
+        self._batches = {name: StepBatch(name, 0, one, state) for name, one in batches.items()}
         seed = next(iter(engine.gradient.pipelines.values())).seed
         counter = next(iter(batches.values())).counter
         self._draws = Microbatch(
@@ -86,10 +97,9 @@ class Update:
                 "the task's constructor."
             )
 
-        given = {name: StepBatch(name, 0, batch) for name, batch in self._batches.items()}
         try:
             with self._draws.forward(), tf.variable_creator_scope(refuse):
-                self._task.step(self, given.get("", given))
+                self._task.step(self, self._batches.get("", self._batches))
         except Exception as error:
             message = str(error) if isinstance(error, ConfigError) else self._meaning(error)
             if message is None:
@@ -97,7 +107,7 @@ class Update:
             place = place_of(error)
             text = message if place is None else f"{message}\n{place.note}"
             raise ConfigError(text) from error
-        self._place = None
+        self._context = None
         if self._moved:
             raise ConfigError("update.moved must be used in a `with` statement.")
 
@@ -111,23 +121,6 @@ class Update:
     def step(self) -> tf.Tensor:
         """Number of updates made before this one, int64 []."""
         return self._state.step
-
-    def next(self, batch: StepBatch) -> StepBatch:
-        """Returns a further batch of the source of a batch, of the same size.
-
-            for _ in range(5):
-                update.minimize(self.criticizes, update.next(batch), self.critic)
-
-        Each update reads the same number of batches, so an epoch has fewer updates.
-
-        Raises:
-          ConfigError: Within `when`, where the number of batches would depend on a tensor.
-        """
-        self._check("next", batch)
-        if self._in_branch:
-            raise ConfigError("update.next must read as many batches each time: not in `when`.")
-        self.taken[batch.source] += 1
-        return dataclasses.replace(batch, place=self.taken[batch.source] - 1)
 
     def gradients(
         self,
@@ -167,35 +160,135 @@ class Update:
         """
         if each is not None:
             check_takes("`each` of update.gradients", each, ("gradients",))
-        made = Pass(batch, self._state, self._next_draws(same_draws_as), each)
-        kept = None if moves_statistics else KeptValues(self._engine.moving, self._strategy)
-        variables, reduced = self._reduced(loss, made, model, name)
-        if kept is not None:
-            kept.restore()
+        batch, statistics = self._pass_over("gradients", batch, same_draws_as), list[tf.Variable]()
+        if not moves_statistics:
+            statistics = statistics_of(layers_of(self._task), self._strategy)
+        kept = KeptValues(statistics, self._strategy)
+        variables, reduced = self._reduced(loss, batch, model, name, each, in_shares=False)
+        kept.restore()
         values = reduced.values
         if reduced.factor is not None:
             values = self._strategy.run(multiply, args=(values, reduced.factor))
-        return Gradients(self._strategy, variables, values, made.draws)
+        return Gradients(self._strategy, variables, values, batch.draws)
 
     def _reduced(
-        self, function: LossFunction, made: Pass, model: Any, name: str | None, alone: bool = False
-    ) -> tuple[list[keras.Variable], Any]:
-        """Returns variables and the `Reduced` gradient of a loss; counts its metric sums."""
-        self._check("gradients", made.batch)
+        self, function: Any, batch: StepBatch, model: Any, name: Any, each: Any, in_shares: bool
+    ) -> tuple[list[keras.Variable], Reduced]:
+        """Returns variables and reduced gradient of a loss; adds its metric sums to the results."""
         variables = self._variables("gradients", model)
-        loss, name = self._loss(self._plan.losses, function, name, made.batch)
-        reduced = self._gradient(loss, variables, made, in_shares=alone)
+        loss, name = self._loss(self._plan.losses, function, name, batch)
+        loss = dataclasses.replace(loss, each=each)
+        reduced = self._gradient(loss, variables, batch, in_shares=in_shares)
         self._add(FINITE, reduced.finite)
         self._add(f"{'moved' if self._moved else 'sums'}/{name}", reduced.sums)
         return variables, reduced
 
-    def _add(self, name: str, value: tf.Tensor | None) -> None:
-        """Adds a result to that of its name; None adds nothing."""
-        known = self.results.get(name)
-        if known is not None and value is not None:
-            value = known & value if name == FINITE else known + value
-        if value is not None:
-            self.results[name] = value
+    def apply(self, gradients: Gradients, optimizer: str | None = None) -> None:
+        """Applies gradients: adds regularization, clips, and lets an optimizer update.
+
+        Args:
+          gradients: Gradients of the global batch.
+          optimizer: Name of the optimizer, where the Trainer has several.
+
+        Raises:
+          ConfigError: If there is no optimizer of that name.
+        """
+        self._check("apply")
+        _check_gradients("update.apply", gradients)
+        self._add(FINITE, self._gradient.finite(gradients.of_replicas))
+        self._apply(gradients.variables, gradients.of_replicas, None, optimizer)
+
+    def minimize(
+        self,
+        loss: LossFunction,
+        batch: StepBatch,
+        model: Any = None,
+        *,
+        optimizer: str | None = None,
+        name: str | None = None,
+    ) -> None:
+        """Computes the gradient of a loss and applies it: `gradients`, then `apply`.
+
+        Args:
+          loss: As in `gradients`.
+          batch: As in `gradients`.
+          model: As in `gradients`.
+          optimizer: As in `apply`.
+          name: As in `gradients`.
+
+        Raises:
+          ConfigError: As `gradients` and `apply`.
+        """
+        # A gradient that nothing else reads may stay in shares and without its factor.
+        batch = self._pass_over("gradients", batch)
+        variables, reduced = self._reduced(loss, batch, model, name, None, in_shares=True)
+        self._apply(variables, reduced.values, reduced.factor, optimizer)
+
+    def _apply(self, variables: Variables, values: Any, factor: Any, optimizer: str | None) -> None:
+        self._check_not_moved("apply", [v.value for v in variables])
+        name = self._name_of_optimizer(optimizer)
+        self.applied.append((name, variables, self._in_branch))
+        norm = self._engine.apply(name, variables, values, factor)
+        self._add(f"norms/{name}", tf.stack([norm, tf.ones_like(norm)]))
+
+    def moved(self, model: Any, by: Gradients) -> AbstractContextManager[None]:
+        """Adds `by` to the weights within the `with` block; restores them bit for bit after it.
+
+        Args:
+          model: Model, layer or list of variables to move; None: the task's `model`.
+          by: Values to add, such as a multiple of gradients.
+
+        Returns:
+          A context manager, for a `with` statement.
+
+        Raises:
+          ConfigError: If `by` holds nothing for a variable, or the weights are moved already.
+        """
+        self._check("moved")
+        _check_gradients("update.moved", by)
+        by = by.of(self._variables("moved", model))
+        variables = [variable.value for variable in by.variables]
+        self._check_not_moved("moved", variables)
+        kept, change = KeptValues(variables, self._strategy), self._strategy.extended.update
+        for variable, value in zip(variables, by.of_replicas, strict=True):
+            change(variable, lambda copy, x: copy.assign_add(x), args=(value,))
+        ids = {id(variable) for variable in variables}
+        self._moved |= ids
+        end: Any = ExitStack()
+        end.callback(self._moved.difference_update, ids)
+        end.callback(kept.restore)
+        return end
+
+    def average(self, target: Any, *, of: Any, decay: float | tf.Tensor) -> None:
+        """Moves weights towards others: target ← target + (1 - decay)·(of - target).
+
+        As the mean teacher of Tarvainen and Valpola 2017, once for each call, on all replicas.
+
+        Args:
+          target: Model, layer or list of variables to move, with its moving statistics.
+          of: Model, layer or list of variables of the same shapes.
+          decay: Share of the target that stays; a number, or a scalar tensor.
+
+        Raises:
+          ConfigError: If the shapes differ, or the decay is out of range.
+        """
+        self._check("average")
+        targets, sources = weights_of("target", target), weights_of("of", of)
+        shapes = [[tuple(v.shape) for v in variables] for variables in (targets, sources)]
+        if shapes[0] != shapes[1] or {id(v) for v in targets} & {id(v) for v in sources}:
+            raise ConfigError(
+                "update.average: target and `of` must have weights of the same shapes, none of "
+                f"them shared, got {shapes[0]!s:.80} and {shapes[1]!s:.80}."
+            )
+        if isinstance(decay, int | float) and not 0 <= decay < 1:
+            raise ConfigError(f"update.average: decay must be from 0 to below 1, got {decay}.")
+        self._check_not_moved("average", targets)
+        self.averaged += targets
+        # TensorFlow would read a Python number as float32.
+        exact = np.float64(decay) if isinstance(decay, int | float) else decay
+        share = 1 - tf.cast(exact, tf.float64)
+        for variable, source in zip(targets, sources, strict=True):
+            self._strategy.extended.update(variable, move_towards, args=(source, share))
 
     def mean(self, function: OfExamples, batch: StepBatch, *, name: str | None = None) -> tf.Tensor:
         """Computes the mean of a function of the examples over the global batch.
@@ -237,10 +330,10 @@ class Update:
     def _summed(
         self, verb: str, function: OfExamples, batch: StepBatch, name: str | None
     ) -> tf.Tensor:
-        self._check(verb, batch)
+        batch = self._pass_over(verb, batch)
         check_takes(f"The function of update.{verb}", function, ("features", "training"))
         loss, _ = self._loss(self._plan.means, Values(function), name, batch)
-        total, weight = self._gradient.sums(loss, Pass(batch, self._state, self._next_draws()))
+        total, weight = self._gradient.sums(loss, batch)
         like = loss.form.entry
         value = tf.math.divide_no_nan(total, weight) if verb == "mean" else total
         holds = verb == "mean" or like.dtype.size > 2  # half precision holds no sum
@@ -248,114 +341,22 @@ class Update:
         self._add(FINITE, self._gradient.finite([value]))
         return tf.reshape(value, like.shape)
 
-    def apply(self, gradients: Gradients, optimizer: str | None = None) -> None:
-        """Applies gradients: adds regularization, clips, and lets an optimizer update.
+    def next(self, batch: StepBatch) -> StepBatch:
+        """Returns a further batch of the source of a batch, of the same size.
 
-        Args:
-          gradients: Gradients of the global batch.
-          optimizer: Name of the optimizer, where the Trainer has several.
+            for _ in range(5):
+                update.minimize(self.criticizes, update.next(batch), self.critic)
 
-        Raises:
-          ConfigError: If there is no optimizer of that name.
-        """
-        self._check("apply")
-        _check_gradients("update.apply", gradients)
-        self._add(FINITE, self._gradient.finite(gradients.of_replicas))
-        self._apply(gradients.variables, gradients.of_replicas, None, optimizer)
-
-    def minimize(
-        self,
-        loss: LossFunction,
-        batch: StepBatch,
-        model: Any = None,
-        *,
-        optimizer: str | None = None,
-        name: str | None = None,
-    ) -> None:
-        """Computes the gradient of a loss and applies it: `gradients`, then `apply`.
-
-        Args:
-          loss: As in `gradients`.
-          batch: As in `gradients`.
-          model: As in `gradients`.
-          optimizer: As in `apply`.
-          name: As in `gradients`.
+        Each update reads the same number of batches, so an epoch has fewer updates.
 
         Raises:
-          ConfigError: As `gradients` and `apply`.
+          ConfigError: Within `when`, where the number of batches would depend on a tensor.
         """
-        # A gradient that nothing else reads may stay in shares and without its factor.
-        made = Pass(batch, self._state, self._next_draws())
-        variables, reduced = self._reduced(loss, made, model, name, alone=True)
-        self._apply(variables, reduced.values, reduced.factor, optimizer)
-
-    def _apply(
-        self, variables: Sequence[Any], values: Any, factor: Any, optimizer: str | None
-    ) -> None:
-        self._check_not_moved("apply", [v.value for v in variables])
-        name = self._name_of_optimizer(optimizer)
-        self.applied.append((name, variables, self._in_branch))
-        norm = self._engine.apply(name, variables, values, factor)
-        self._add(f"norms/{name}", tf.stack([norm, tf.ones_like(norm)]))
-
-    def moved(self, model: Any, by: Gradients) -> AbstractContextManager[None]:
-        """Adds `by` to the weights within the `with` block; restores them bit for bit after it.
-
-        Args:
-          model: Model, layer or list of variables to move; None: the task's `model`.
-          by: Values to add, such as a multiple of gradients.
-
-        Returns:
-          A context manager, for a `with` statement.
-
-        Raises:
-          ConfigError: If `by` holds nothing for a variable, or the weights are moved already.
-        """
-        self._check("moved")
-        _check_gradients("update.moved", by)
-        by = by.of(self._variables("moved", model))
-        variables = [variable.value for variable in by.variables]
-        self._check_not_moved("moved", variables)
-        kept, change = KeptValues(variables, self._strategy), self._strategy.extended.update
-        for variable, value in zip(variables, by.of_replicas, strict=True):
-            change(variable, lambda own, x: own.assign_add(x), args=(value,))
-        ids = {id(variable) for variable in variables}
-        self._moved |= ids
-        end: Any = ExitStack()
-        end.callback(self._moved.difference_update, ids)
-        end.callback(kept.restore)
-        return end
-
-    def average(self, target: Any, *, of: Any, decay: float | tf.Tensor) -> None:
-        """Moves weights towards others: target ← target + (1 - decay)·(of - target).
-
-        As the mean teacher of Tarvainen and Valpola 2017, once for each call, on all replicas.
-
-        Args:
-          target: Model, layer or list of variables to move, with its moving statistics.
-          of: Model, layer or list of variables of the same shapes.
-          decay: Share of the target that stays; a number, or a scalar tensor.
-
-        Raises:
-          ConfigError: If the shapes differ, or the decay is out of range.
-        """
-        self._check("average")
-        targets, sources = weights_of("target", target), weights_of("of", of)
-        shapes = [[tuple(v.shape) for v in variables] for variables in (targets, sources)]
-        if shapes[0] != shapes[1] or {id(v) for v in targets} & {id(v) for v in sources}:
-            raise ConfigError(
-                "update.average: target and `of` must have weights of the same shapes, none of "
-                f"them shared, got {shapes[0]!s:.80} and {shapes[1]!s:.80}."
-            )
-        if isinstance(decay, int | float) and not 0 <= decay < 1:
-            raise ConfigError(f"update.average: decay must be from 0 to below 1, got {decay}.")
-        self._check_not_moved("average", targets)
-        self.averaged += targets
-        # TensorFlow would read a Python number as float32.
-        exact = np.float64(decay) if isinstance(decay, int | float) else decay
-        share = 1 - tf.cast(exact, tf.float64)
-        for variable, source in zip(targets, sources, strict=True):
-            self._strategy.extended.update(variable, move_towards, args=(source, share))
+        self._check("next", batch)
+        if self._in_branch:
+            raise ConfigError("update.next must read as many batches each time: not in `when`.")
+        self.taken[batch.source] += 1
+        return dataclasses.replace(batch, number=self.taken[batch.source] - 1)
 
     def when(self, condition: tf.Tensor, function: Callable[[], Any]) -> None:
         """Calls a function, which may call this update, if a condition holds.
@@ -374,37 +375,45 @@ class Update:
         if holds.dtype != tf.bool or holds.shape.rank != 0:
             raise ConfigError(f"update.when takes a bool scalar, got {condition!r:.80}.")
         check_takes("The function of update.when", function, ())
-        of_branch: list[dict[str, tf.Tensor]] = []
+        of_branch: list[Results] = []
 
-        def made() -> dict[str, tf.Tensor]:
-            earlier = self._place, self._in_branch, self.results
-            self._place, self._in_branch, self.results = _place(), True, {}
+        def called() -> Results:
+            earlier = self._context, self._in_branch, self.results
+            self._context, self._in_branch, self.results = _context(), True, {}
             # In the branch's graph; it continues to count the draws.
             with dataclasses.replace(self._draws).forward():
                 function()
             of_branch.append(self.results)
-            self._place, self._in_branch, self.results = earlier
+            self._context, self._in_branch, self.results = earlier
             return of_branch[0]
 
-        def skipped() -> dict[str, tf.Tensor]:  # traced after `made`
+        def skipped() -> Results:  # traced after `called`
             like = of_branch[0].items()
             return {n: (tf.ones if n == FINITE else tf.zeros)(x.shape, x.dtype) for n, x in like}
 
-        for name, value in tf.cond(holds, made, skipped).items():
+        for name, value in tf.cond(holds, called, skipped).items():
             self._add(name, value)
 
-    def _next_draws(self, earlier: Gradients | None = None) -> int:
-        """Returns the number of the next pass, or that of earlier gradients."""
+    def _add(self, name: str, value: tf.Tensor | None) -> None:
+        """Adds a result to that of its name; None adds nothing."""
+        known = self.results.get(name)
+        if known is not None and value is not None:
+            value = known & value if name == FINITE else known + value
+        if value is not None:
+            self.results[name] = value
+
+    def _pass_over(self, verb: str, batch: StepBatch, like: Gradients | None = None) -> StepBatch:
+        """Returns a batch for a pass that draws new numbers, or those of earlier gradients."""
+        self._check(verb, batch)
         self._passes += 1
-        if earlier is None:
-            return self._passes - 1
-        if (draws := getattr(earlier, "draws", None)) is None:
+        draws = self._passes - 1 if like is None else getattr(like, "draws", None)
+        if draws is None:
             raise ConfigError("same_draws_as must be a result of update.gradients itself.")
-        return int(draws)
+        return dataclasses.replace(batch, draws=draws)
 
     def _check(self, verb: str, batch: Any = None) -> None:
         """Raises ConfigError where a verb cannot be called, or for what is no batch."""
-        if _place() != self._place:
+        if _context() != self._context:
             raise ConfigError(
                 f"update.{verb} must be called in the step itself: not after it, in a loss, or in "
                 "a tf.cond, tf.while_loop or tf.function. Use update.when, or a Python `for`."
@@ -414,6 +423,10 @@ class Update:
                 f"update.{verb} takes a batch that the step was given, after the function, got "
                 f"{batch!r:.80}. With several sources, pass one of them."
             )
+
+    def _check_not_moved(self, verb: str, variables: Sequence[tf.Variable]) -> None:
+        if any(id(variable) in self._moved for variable in variables):
+            raise ConfigError(f"Call update.{verb} after update.moved, which restores the weights.")
 
     def _loss(
         self, known: dict[str, Loss], function: Any, name: str | None, batch: StepBatch
@@ -433,10 +446,6 @@ class Update:
                 'Pass name="…" for one of them.'
             )
         return self._plan.loss(known, function, name, batch.source), name
-
-    def _check_not_moved(self, verb: str, variables: Sequence[tf.Variable]) -> None:
-        if any(id(variable) in self._moved for variable in variables):
-            raise ConfigError(f"Call update.{verb} after update.moved, which restores the weights.")
 
     def _variables(self, verb: str, model: Any) -> list[keras.Variable]:
         """Returns the trainable variables of a model; None means the task's own."""
@@ -464,8 +473,7 @@ class Update:
                 "update.when(condition, function), or a Python `for` over a range."
             )
         if "is out of scope" in text:
-            text = "uses a value of update.when outside of it. Use it within its function."
-            return f"{self._where} {text}"
+            return f"{self._where} uses a value of update.when outside of it. Use it within it."
         if isinstance(error, TypeError) and text.startswith(("Update.", "Gradients.")):
             return f"{self._where}: {text}."
         ours = asked is self._task or isinstance(asked, Update | Gradients | StepBatch)
@@ -474,7 +482,7 @@ class Update:
         return None
 
 
-def _place() -> Any:
+def _context() -> Any:
     """Returns graph and replica context, in which a verb is called."""
     return tf.compat.v1.get_default_graph(), tf.distribute.get_replica_context()
 

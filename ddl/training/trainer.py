@@ -27,9 +27,9 @@ from ddl.optimizers.weight_average import ExponentialMovingAverage, WeightAverag
 from ddl.precision import LossScale
 from ddl.random import hashed
 from ddl.signals import deferring_interrupt
+from ddl.step.clipping import Limit, clips_by_name
 from ddl.step.compiled import Compiler
 from ddl.step.global_gradient import GlobalGradient
-from ddl.step.gradients import Limit, clips_by_name
 from ddl.step.moving_statistics import allow_replica_writes, statistics_of
 from ddl.step.overflow import known_loss_scale
 from ddl.step.planning import may_depend_on, plan_of
@@ -216,7 +216,7 @@ class Trainer:
             pipelines=train,
             all_reduce=all_reduce,
             scales=scale is not None,
-            moved_alone=statistics_of(normalizing, strategy) if alone else None,
+            local_moments=statistics_of(normalizing, strategy) if alone else None,
             may_depend_on=may_depend_on(task, plan, layers),
             remat=recomputed(remat, task, strategy) if remat else None,
             by_rows={id(v) for n in updated if updates_rows(optimizers[n]) for v in updated[n]},

@@ -19,8 +19,8 @@ from ddl.data import BatchPipeline
 from ddl.errors import TrainingDiverged
 from ddl.layers import normalization
 from ddl.optimizers.weight_average import WeightAverages
-from ddl.step import gradients as gradient_path
-from ddl.step import sharding, train_step
+from ddl.step import clipping, engine, rows, sharding
+from ddl.step.engine import Engine
 from ddl.step.global_gradient import GlobalGradient
 from ddl.step.loss import Loss
 from ddl.step.overflow import KeptValues
@@ -78,7 +78,7 @@ def reduce_again_in_the_optimizer(patch):
 
     patch.setattr(sharding, "prepare_optimizer", mutated)
     # Else the check of optimizers refuses it, before parity is asked for.
-    patch.setattr(train_step, "refusing_reductions", lambda _: contextlib.nullcontext())
+    patch.setattr(engine, "refusing_reductions", lambda _: contextlib.nullcontext())
 
 
 @breaks(TOKENS, Loss, "__init__")
@@ -101,19 +101,19 @@ def average_the_microbatches(summed, self, *arguments):
 
 @breaks(TOKENS)
 def clip_before_the_reduce(patch):
-    clip, reduce = gradient_path.clip_by_global_norm, AllReduce.__call__
+    clip, reduce = clipping.clip_by_global_norm, AllReduce.__call__
 
     def mutated(self, gradients, variables):
         clipped = self._strategy.run(
-            lambda own: clip(own, 0.2, gradient_path.squared_norm(own))[0], args=(gradients,)
+            lambda own: clip(own, 0.2, clipping.squared_norm(own))[0], args=(gradients,)
         )
         return reduce(self, clipped, variables)
 
     patch.setattr(AllReduce, "__call__", mutated)
-    patch.setattr(gradient_path, "clip_by_global_norm", lambda g, *_: (g, tf.constant(0.0)))
+    patch.setattr(clipping, "clip_by_global_norm", lambda g, *_: (g, tf.constant(0.0)))
 
 
-@breaks(TOKENS, gradient_path, "merge_duplicates")
+@breaks(TOKENS, rows, "merge_duplicates")
 def square_the_parts_of_a_row(merge, gradient):
     return gradient
 
@@ -131,10 +131,10 @@ def ignore_the_weights_of_examples(weighted, features, padding):
 
 @breaks(SKIPPED)
 def move_a_slot_in_a_skipped_update(patch):
-    apply, restore, skips = TrainStep.apply, KeptValues.restore, []
+    apply, restore, skips = Engine.apply, KeptValues.restore, []
 
     def mutated(self, *arguments, **others):
-        (optimizer,) = self.optimizers.values()
+        (optimizer,) = (one.optimizer for one in self.plan.applied.values())
         slots = [v.value for v in optimizer.variables if v.path.endswith("momentum")]
         if not slots:
             raise LookupError("the optimizer has no momentum")
@@ -145,7 +145,7 @@ def move_a_slot_in_a_skipped_update(patch):
         skips[-1]()
         restore(self)
 
-    patch.setattr(TrainStep, "apply", mutated)
+    patch.setattr(Engine, "apply", mutated)
     patch.setattr(KeptValues, "restore", moved)
 
 
@@ -190,7 +190,7 @@ def cut_microbatches_out_of_each_share(own_indices, self, *arguments):
     return found
 
 
-@breaks(IMAGES, gradient_path, "add_regularization")
+@breaks(IMAGES, clipping, "add_regularization")
 def add_the_penalty_on_each_replica(add, gradients, variables):
     return add(add(gradients, variables), variables)
 
@@ -214,19 +214,19 @@ def never_move_the_averages(move, *_):
 
 @breaks(IMAGES)
 def move_the_averages_before_the_weights(patch):
-    step, apply, move = TrainStep.__call__, TrainStep.apply, WeightAverages.move
-    states = []
+    step, apply, move = TrainStep.__call__, Engine.apply, WeightAverages.move
+    steps = []
 
     def called(self, batches, state):
-        states.append(state)
+        steps.append((self.averages, state.step + 1))
         return step(self, batches, state)
 
     def mutated(self, *given):
-        move(self.averages, states[-1].step + 1, self.gradient.compiler)
+        move(*steps[-1], self.gradient.compiler)
         return apply(self, *given)
 
     patch.setattr(TrainStep, "__call__", called)
-    patch.setattr(TrainStep, "apply", mutated)
+    patch.setattr(Engine, "apply", mutated)
     patch.setattr(WeightAverages, "move", lambda *_: None)
 
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from ddl.optimizers.checks import prepare_optimizer
 from ddl.optimizers.fused import by_kernels
-from ddl.step.gradients import merge_duplicates
+from ddl.step.rows import merge_duplicates
 from tests.conftest import make_strategy
 
 K = keras.optimizers

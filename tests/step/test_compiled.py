@@ -14,7 +14,7 @@ from ddl.distribution import path as device_path
 from ddl.errors import ConfigError
 from ddl.precision import set_precision
 from ddl.step import compiled
-from ddl.step.compiled import Compiler, alone
+from ddl.step.compiled import Compiler, as_only_replica
 from tests.conftest import make_strategy
 
 DATA = np.ones((8, 4, 4, 1), "f4"), np.arange(8) % 2
@@ -153,7 +153,7 @@ def test_names_that_are_private_to_tensorflow_and_keras():
     def run():
         def own():
             replica = tf.distribute.get_replica_context()._local_replica_id
-            with alone([variable], [optimizer]):
+            with as_only_replica([variable], [optimizer]):
                 assert optimizer._distribution_strategy.num_replicas_in_sync == 1
                 assert variable.value is distributed.values[replica]
                 variable.assign(variable.value + float(replica + 1))

@@ -108,7 +108,7 @@ def copies(trainer: ddl.Trainer) -> list[list[np.ndarray]]:
     """The copies on all replicas of the variables of layers, optimizers, averages and the task."""
     update = trainer._train_step
     averages = update.averages.variables if update.averages else []
-    found = [*update._every_variable(), *averages]
+    found = [*update._at_risk(), *averages]
     results = trainer.strategy.experimental_local_results
     return [[copy.numpy() for copy in results(variable)] for variable in found]
 

@@ -17,11 +17,6 @@ APART = []
 """A model that no attribute of the task leads to."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _rows_checked_once():
-    """Checks in each test: the tasks differ in a function alone."""
-
-
 class Task:
     """A task whose step is given."""
 
