@@ -145,7 +145,7 @@ class BatchPipeline:
         if repeats and self.steps_per_epoch is not None:
             dataset = dataset.take(self.steps_per_epoch).repeat()
         dataset = self._sent(dataset, path_of(strategy).places_order)
-        if workers.number > 1:
+        if workers.number > 1 and workers.replicas_of_each > 1:
             dataset = _by_replica(dataset, workers.replicas_of_each)
         return _finished(dataset, not self.resident), reader
 
@@ -448,8 +448,6 @@ def _joined(batches: tf.data.Dataset) -> tf.data.Dataset:
 
 def _by_replica(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
     """Splits elements, whose rows are grouped by replica, into one element for each replica."""
-    if replicas == 1:
-        return dataset
     return dataset.map(
         lambda rows: {n: tf.reshape(r, [replicas, -1, *r.shape[1:]]) for n, r in rows.items()}
     ).unbatch()

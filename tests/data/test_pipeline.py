@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ddl.data import BatchPipeline, Source, batch_indices
+from ddl.data import BatchPipeline, Source, batch_indices, stream
 from ddl.data import pipeline as module
 from ddl.step import replicas
 from ddl.step.replicas import distributed_iterator
 from tests.conftest import make_strategy
-from tests.data import files
 from tests.data.decoding import examples as decoded
 from tests.data.files import READERS, ROWS
 
@@ -68,9 +67,9 @@ def test_each_example_of_a_reader_comes_once_an_epoch(reader, folder):
 
 
 WORKERS = {
-    "all readers": files.all_readers,
-    "tokens": READERS["tokens"][0],
+    "tf_records": READERS["tf_records"][0],
     "resident": lambda _: Source({"x": np.arange(ROWS)}),
+    "stream": lambda _: stream(tf.data.Dataset.range(ROWS).map(lambda x: {"x": x})),
 }
 
 

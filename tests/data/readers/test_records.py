@@ -13,13 +13,14 @@ from ddl.data.readers.records import array_records, tf_records
 from ddl.errors import DataError
 
 
-def example(number):
-    # Bytes that end with zeros are kept.
-    features = {
-        "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[bytes([number, 0])])),
-        "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[number])),
-    }
-    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+def example(features):
+    """Returns a record of integers and texts by name."""
+    made = tf.train.Example()
+    for name, value in features.items():
+        feature = made.features.feature[name]
+        values = feature.bytes_list if isinstance(value, bytes) else feature.int64_list
+        values.value.append(value)
+    return made.SerializeToString()
 
 
 def write(path, records, kind):
