@@ -31,10 +31,9 @@ def updates(pipeline, strategy):
 
     Batches are put together from what each replica gets in each microbatch.
     """
-    places = [(m, n) for n in range(2) for m in range(2)]
 
     def examples(batch):
-        return [pipeline.examples(batch, m, n) for m, n in places]
+        return [pipeline.examples(batch, m, n) for n in range(2) for m in range(2)]
 
     @tf.function(autograph=False)
     def update(iterator):

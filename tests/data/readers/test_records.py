@@ -33,7 +33,7 @@ def write(path, records, kind):
 
 
 @pytest.mark.parametrize(("kind", "reader"), [("tf", tf_records), ("array", array_records)])
-def test_a_damaged_record_is_named_and_the_others_are_read(kind, reader, tmp_path):
+def test_a_damaged_record_or_file_is_named_and_the_others_are_read(kind, reader, tmp_path):
     records = [os.urandom(5000) for _ in range(12)]
     other = write(str(tmp_path / "a"), records[:2], kind)
     path = write(str(tmp_path / "b"), records, kind)
@@ -44,6 +44,9 @@ def test_a_damaged_record_is_named_and_the_others_are_read(kind, reader, tmp_pat
     with pytest.raises(DataError, match=r"ecord 7 of .*/b"):
         source.rows(np.arange(14))
     assert source.rows(np.array([8, 10]))["record"].tolist() == [records[6], records[8]]
+    Path(path).write_bytes(content[:-100])
+    with pytest.raises(DataError, match="/b is truncated"):
+        reader([other, path])
 
 
 @pytest.mark.parametrize(
