@@ -63,11 +63,10 @@ def test_files_in_the_cache_become_images_and_labels(name, cache, monkeypatch):
     shape, random = SHAPES[name], np.random.default_rng(0)
     image, label = random.integers(0, 256, (10, *shape), np.uint8), np.arange(10, dtype=np.uint8)
     write(cache / "datasets", name, (image[:5], label[:5]), (image[5:], label[5:]))
-    image = image.reshape(10, *shape[:2], -1)
     for split, own in (("train", slice(5)), ("test", slice(5, 10))):
         images, labels = (found[:: len(found) // 5] for found in keras_dataset(name, split))
         assert (images.dtype, labels.dtype) == (np.uint8, np.int64)
-        np.testing.assert_array_equal(images, image[own])
+        np.testing.assert_array_equal(images, image[own].reshape(5, *shape[:2], -1))
         np.testing.assert_array_equal(labels, label[own])
 
 
