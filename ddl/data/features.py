@@ -95,7 +95,6 @@ def tensorflow_dtype(name: str, value: np.ndarray) -> tf.DType:
     Raises:
       DataError: If TensorFlow lacks the dtype, or the feature holds other Python objects.
     """
-    value = np.asarray(value)
     dtype = value.dtype
     if dtype.kind in "US":
         return tf.string

@@ -25,7 +25,7 @@ _SEED, _COUNTS = "ddl_seed", "ddl_counts"  # columns beside the features of an i
 _AHEAD = 4  # batches: enough to keep the devices busy when one takes longer than others
 _BLOCK_BYTES, _BLOCK_ROWS, _BLOCK = 4 << 20, 2048, 16  # bytes, rows, updates of a call of Python
 _UNROLLED, _UNROLLED_BYTES = 16, 64 << 10  # examples that one call of tf.data decodes
-_LEAST_THREADS = 8  # with two threads, tf.data wakes one for nearly each example
+_LEAST_THREADS = 8  # of small examples: with two threads, tf.data wakes one for nearly each
 
 
 class BatchPipeline:
@@ -145,9 +145,12 @@ class BatchPipeline:
         if repeats and self.steps_per_epoch is not None:
             dataset = dataset.take(self.steps_per_epoch).repeat()
         dataset = self._sent(dataset, path_of(strategy).places_order)
-        if workers.number > 1:
+        if workers.number > 1 and workers.replicas_of_each > 1:
             dataset = _by_replica(dataset, workers.replicas_of_each)
-        return _finished(dataset, not self.resident), reader
+        # More threads than cores take a quarter of the speed of decoding large images.
+        is_large = _bytes_of_example(self.source) > _UNROLLED_BYTES
+        threads = _cores() if is_large else max(_LEAST_THREADS, _cores())
+        return _finished(dataset, not self.resident, threads), reader
 
     def next_batch(
         self, iterator: Any, strategy: tf.distribute.Strategy, number: tf.Tensor
@@ -425,10 +428,13 @@ def _weighted(features: dict[str, tf.Tensor], counts: tf.Tensor) -> dict[str, tf
 
 def _decoded_together(source: Source, size: int) -> int:
     """Returns how many of `size` examples one call decodes: large ones alone, to copy less."""
-    kinds = source.element_spec.values()
-    example = sum(one.dtype.size * one.shape.num_elements() for one in kinds)
-    most = max(1, min(_UNROLLED, _UNROLLED_BYTES // max(1, example)))
+    most = max(1, min(_UNROLLED, _UNROLLED_BYTES // max(1, _bytes_of_example(source))))
     return max(n for n in range(1, most + 1) if size % n == 0)
+
+
+def _bytes_of_example(source: Source | Stream) -> int:
+    kinds = source.element_spec.values()
+    return sum(one.dtype.size * one.shape.num_elements() for one in kinds)
 
 
 def _decoded(source: Source, rows: dict[str, tf.Tensor], seeds: Any) -> dict[str, tf.Tensor]:
@@ -448,14 +454,12 @@ def _joined(batches: tf.data.Dataset) -> tf.data.Dataset:
 
 def _by_replica(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
     """Splits elements, whose rows are grouped by replica, into one element for each replica."""
-    if replicas == 1:
-        return dataset
     return dataset.map(
         lambda rows: {n: tf.reshape(r, [replicas, -1, *r.shape[1:]]) for n, r in rows.items()}
     ).unbatch()
 
 
-def _finished(dataset: tf.data.Dataset, ahead: bool) -> tf.data.Dataset:
+def _finished(dataset: tf.data.Dataset, ahead: bool, threads: int) -> tf.data.Dataset:
     """Returns the data set with the options of all of ddl's; `ahead` prefetches."""
     options = tf.data.Options()
     options.deterministic = True
@@ -464,7 +468,7 @@ def _finished(dataset: tf.data.Dataset, ahead: bool) -> tf.data.Dataset:
     # A map and a buffer need no autotuning. Destroying an iterator waits for the autotuner's thread
     # to wake up, which it does ever less often, down to once a minute.
     options.autotune.enabled = False
-    options.threading.private_threadpool_size = max(_LEAST_THREADS, _cores())
+    options.threading.private_threadpool_size = threads
     return (dataset.prefetch(_AHEAD) if ahead else dataset).with_options(options)
 
 

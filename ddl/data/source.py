@@ -160,8 +160,7 @@ class Source:
 
     def describe(self, index: int) -> str:
         """Returns the name of an item for messages, by `items.describe` if the items have it."""
-        own = getattr(self.items, "describe", f"item {{:,}} of {self.name}".format)
-        return own(index)
+        return getattr(self.items, "describe", f"item {{:,}} of {self.name}".format)(index)
 
     def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Reads items, before `decode`. Called by threads of tf.data.

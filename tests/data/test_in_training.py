@@ -84,17 +84,11 @@ class AsInPyTorch:
         return X[index], int(Y[index])
 
 
-class AsHuggingFace:
+class AsHuggingFace(AsInPyTorch):
     """With `.with_format("numpy")`; and as `tfds.data_source` returns it."""
 
-    def __len__(self):
-        return ROWS
-
-    def __getitem__(self, index):
-        return {"image": X[index], "label": Y[index]}
-
     def __getitems__(self, indices):
-        return [self[index] for index in indices]
+        return [{"image": X[index], "label": Y[index]} for index in indices]
 
 
 class InBatches(keras.utils.PyDataset):

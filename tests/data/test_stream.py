@@ -1,16 +1,14 @@
 """A user's pipeline as it is: every form gives the batches of the same examples."""
 
 import threading
-import types
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from ddl.data import BatchPipeline, pipeline, stream
+from ddl.data import stream
 from ddl.errors import ConfigError, DataError
-from tests.conftest import make_strategy
 
 N = 11
 X = np.arange(2 * N, dtype=np.float32).reshape(N, 2)
@@ -110,19 +108,6 @@ def test_endless_data_are_never_padded():
         assert labels(found, 4, 2, 2) == [[8, 9, 10, 0], [1, 2, 3, 4]]
         with pytest.raises(DataError, match="has no end.*TRAIN_STEPS.*take"):
             found.count()
-
-
-def test_workers_keep_their_rows(monkeypatch):
-    """Two replicas of the second of two workers: two microbatches in each of two batches."""
-    numbers = tf.data.Dataset.range(16).map(lambda x: {"x": x})
-    found = BatchPipeline(stream(numbers), 8, microbatches=2)
-    found.batches_per_update = 2
-    second = types.SimpleNamespace(number=2, index=1, replicas_of_each=2)
-    monkeypatch.setattr(pipeline, "Workers", lambda _: second)
-    rows, _ = found.rows(make_strategy("one_device", 1))
-    iterator = iter(rows)
-    read = [next(iterator)["x"].numpy().tolist() for _ in range(2)]
-    assert read == [[2, 6, 10, 14], [3, 7, 11, 15]]
 
 
 def test_one_note_tells_of_data_that_differ_from_read_to_read(caplog):

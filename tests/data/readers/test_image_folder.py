@@ -1,9 +1,11 @@
 """Images in one folder for each class."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from ddl.data.readers.images import image_folder
+from ddl.errors import DataError
 from tests.data.decoding import examples
 
 GRAY = {"dog/1.png": 10, "cat/deep/2.JPG": 60, "cat/3.bmp": 110, "dog/.hidden.png": 0}
@@ -27,3 +29,6 @@ def test_images_carry_the_label_of_their_folder(tmp_path):
     assert [one["label"] for one in found] == [0, 0, 1]
     assert [int(one["image"].mean()) for one in found] == [110, 60, 10]
     assert source.element_spec["image"] == tf.TensorSpec([6, 8, 3], tf.uint8, "image")
+    (tmp_path / "fish").mkdir()
+    with pytest.raises(DataError, match="/fish must hold images .*, but holds 0 other files"):
+        image_folder(tmp_path, (6, 8))

@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from ddl.data.readers.images import imagenet
 from tests.data.decoding import examples
+from tests.data.readers.test_records import example
 
 EACH, SHARDS = 5, 3
 SHAPE = (16, 16, 3)
@@ -19,14 +20,8 @@ def write(folder, each=EACH):
                 pixels = np.full((40 + 7 * place, 64 - 5 * place, 3), 12 * number, np.uint8)
                 pixels[:, : pixels.shape[1] // 2, 2] = 255
                 jpeg = tf.io.encode_jpeg(pixels, quality=100).numpy()
-                features = {
-                    "image/encoded": tf.train.Feature(bytes_list=tf.train.BytesList(value=[jpeg])),
-                    "image/class/label": tf.train.Feature(
-                        int64_list=tf.train.Int64List(value=[number + 1])
-                    ),
-                }
-                example = tf.train.Example(features=tf.train.Features(feature=features))
-                file.write(example.SerializeToString())
+                features = {"image/encoded": jpeg, "image/class/label": number + 1}
+                file.write(example(features))
 
 
 def test_training_images_are_cropped_and_mirrored_by_the_seed(tmp_path):
@@ -35,11 +30,11 @@ def test_training_images_are_cropped_and_mirrored_by_the_seed(tmp_path):
     assert source.element_spec["image"] == tf.TensorSpec(SHAPE, tf.uint8, "image")
     left, right = 0, 0
     for draw in range(12):
-        for number, example in enumerate(examples(source, seed=(draw, 7))):
-            assert example["label"] == number
+        for number, found in enumerate(examples(source, seed=(draw, 7))):
+            assert found["label"] == number
             # A picture is of one gray, which JPEG and resizing keep within a unit or two.
-            np.testing.assert_allclose(example["image"][..., 0].mean(), 12 * number, atol=3)
-            blue = example["image"][..., 2].mean(0).astype(int)
+            np.testing.assert_allclose(found["image"][..., 0].mean(), 12 * number, atol=3)
+            blue = found["image"][..., 2].mean(0).astype(int)
             left += blue[0] > blue[-1] + 20
             right += blue[0] < blue[-1] - 20
     # Crops that show the edge, some of 180; half of them are five standard deviations from a third.

@@ -13,13 +13,14 @@ from ddl.data.readers.records import array_records, tf_records
 from ddl.errors import DataError
 
 
-def example(number):
-    # Bytes that end with zeros are kept.
-    features = {
-        "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[bytes([number, 0])])),
-        "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[number])),
-    }
-    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+def example(features):
+    """Returns a record of integers and texts by name."""
+    made = tf.train.Example()
+    for name, value in features.items():
+        feature = made.features.feature[name]
+        values = feature.bytes_list if isinstance(value, bytes) else feature.int64_list
+        values.value.append(value)
+    return made.SerializeToString()
 
 
 def write(path, records, kind):
@@ -32,7 +33,7 @@ def write(path, records, kind):
 
 
 @pytest.mark.parametrize(("kind", "reader"), [("tf", tf_records), ("array", array_records)])
-def test_a_damaged_record_is_named_and_the_others_are_read(kind, reader, tmp_path):
+def test_a_damaged_record_or_file_is_named_and_the_others_are_read(kind, reader, tmp_path):
     records = [os.urandom(5000) for _ in range(12)]
     other = write(str(tmp_path / "a"), records[:2], kind)
     path = write(str(tmp_path / "b"), records, kind)
@@ -43,6 +44,9 @@ def test_a_damaged_record_is_named_and_the_others_are_read(kind, reader, tmp_pat
     with pytest.raises(DataError, match=r"ecord 7 of .*/b"):
         source.rows(np.arange(14))
     assert source.rows(np.array([8, 10]))["record"].tolist() == [records[6], records[8]]
+    Path(path).write_bytes(content[:-100])
+    with pytest.raises(DataError, match="/b is truncated"):
+        reader([other, path])
 
 
 @pytest.mark.parametrize(
