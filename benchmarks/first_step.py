@@ -111,7 +111,7 @@ def measure(options: Options) -> Report:
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in options.chosen(PROGRAMS)}
     with tempfile.TemporaryDirectory(prefix="keras_home") as folder:
         write_images(Path(folder))
-        for _ in range(1 if options.quick else 7):
+        for _ in range(1 if options.quick else 5):
             for name, found in runs.items():
                 found.append(one_run(PROGRAMS[name], Path(folder)))
     values = {

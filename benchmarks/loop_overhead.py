@@ -60,9 +60,9 @@ CASES = {
 
 def contenders(case: Case) -> dict[str, Contender]:
     """Returns the contenders of a case."""
-    left_out = {"GPT": ON_JAX, "CNN": (COMPILED, TUNED_COMPILED, *ON_JAX)}.get(case.network, ())
-    if case.replicas > 1:
-        left_out = (COMPILED, TUNED_COMPILED, *ON_JAX, *FLOORS)
+    left_out: tuple[str, ...] = ON_JAX if case.network == "GPT" else ()
+    if case.network == "CNN" or case.replicas > 1:
+        left_out = (*ON_JAX, COMPILED, TUNED_COMPILED, *(FLOORS if case.replicas > 1 else ()))
     return {
         name: Contender(
             f"benchmarks.{function}", case, [{"KERAS_BACKEND": "jax"} if name in ON_JAX else {}]
