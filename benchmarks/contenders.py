@@ -3,13 +3,11 @@
 They train with Adam (Adagrad for the embeddings) on random examples in memory. All but the bare
 loop keep the mean of the loss and the accuracy. On one device the others use no strategy, which is
 their fastest option, and on several the default MirroredStrategy. Each is a function of a `Case`
-and returns a window that returns the seconds of an update.
+and returns a window that returns the seconds of an update. Those on JAX are in
+`benchmarks.on_jax`.
 """
 
-import dataclasses
 import os
-import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,72 +16,16 @@ import numpy as np
 import tensorflow as tf
 
 import ddl
-from benchmarks.harness import PEERS, Failed, timed
+from benchmarks.by_keras import cnn, fit, mlp
+from benchmarks.cases import Case
+from benchmarks.harness import Window, find_peer, timed
 from ddl import distribution
 from ddl.precision import set_precision, set_tf32
 
-Window = Callable[[], float]
 LAYERS = keras.layers
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A training.
-
-    Attributes:
-      network: Name of a function of this module, and the first word of the case's name.
-      batch: Global batch size.
-      steps: Updates in a window of a contender that calls something for each update.
-      longer: Factor on `steps` for windows of one tf.while, so that the cost of its call weighs
-        as little as in a long training.
-      replicas: 1 for one device; more are mirrored on as many virtual CPUs.
-      examples: Number of examples; at least two windows of `steps`.
-      rows: Rows of the table of embeddings.
-      workers: Processes of a cluster, which TF_CONFIG describes.
-      precision: Number format, or "tf32".
-      gpu: Whether to take the first GPU.
-    """
-
-    network: str
-    batch: int
-    steps: int
-    longer: int = 1
-    replicas: int = 1
-    examples: int = 57_600
-    rows: int = 0
-    workers: int = 1
-    precision: str = "float32"
-    gpu: bool = False
-
-    @property
-    def updates(self) -> int:
-        """Updates in a window of one tf.while."""
-        return self.steps * self.longer
-
-    def __str__(self) -> str:
-        where = "one device" if self.replicas == 1 else f"mirrored on {self.replicas}"
-        where = self.precision if self.gpu else where
-        return f"{self.rows:,} rows" if self.rows else f"{self.network} {self.batch}, {where}"
-
-
 # ------------------------------------------------------------ networks and data
-
-
-def _images(shape: tuple[int, ...], *layers: keras.layers.Layer) -> keras.Model:
-    return keras.Sequential([keras.Input(shape), *layers])
-
-
-def mlp(case: Case, dropout: Any) -> keras.Model:
-    """Builds the network of the second tutorial."""
-    dense = LAYERS.Dense
-    return _images((28, 28, 1), LAYERS.Flatten(), dense(128, "relu"), dropout(0.2), dense(10))
-
-
-def cnn(case: Case, dropout: Any) -> keras.Model:
-    """Builds the network of the third tutorial."""
-    first, second = LAYERS.Conv2D(32, 3, activation="relu"), LAYERS.Conv2D(64, 3, activation="relu")
-    hidden = LAYERS.Flatten(), LAYERS.Dense(128, "relu"), dropout(0.5), LAYERS.Dense(10)
-    return _images((28, 28, 1), first, second, LAYERS.MaxPooling2D(), dropout(0.25), *hidden)
 
 
 def resnet(case: Case, dropout: Any) -> keras.Model:
@@ -210,32 +152,9 @@ def by_ddl_accumulating(case: Case) -> Window:
     return by_ddl(case, accumulation_steps=2)
 
 
-class _LastEpoch(keras.callbacks.Callback):
-    """Takes the time of the last epoch of a fit; the first one starts the iterator."""
-
-    seconds = 0.0
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._start = time.perf_counter()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.seconds = time.perf_counter() - self._start
-
-
 def _fit(case: Case, steps: int, data: dict[str, Any], **compiling: Any) -> Window:
     with others_strategy(case).scope():
-        model = network(case)
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(optimizer(case), loss, metrics=["accuracy"], **compiling)
-    timer = _LastEpoch()
-    # With steps_per_epoch an epoch continues the iterator of the last one.
-    length = {"epochs": 2, "steps_per_epoch": steps, "verbose": 0}
-
-    def window() -> float:
-        model.fit(**data, **length, callbacks=[timer])
-        return timer.seconds / steps
-
-    return window
+        return fit(network(case), optimizer(case), steps, data, **compiling)
 
 
 def by_fit(case: Case) -> Window:
@@ -303,9 +222,7 @@ def _keras_step(
 
 def by_orbit(case: Case) -> Window:
     """Trains by Orbit's StandardTrainer, whose loop is a tf.while."""
-    if not (PEERS / "orbit").exists():
-        raise Failed("skipped, because it is not installed; `make benchmarks/peers` installs it")
-    sys.path.append(str(PEERS))
+    find_peer("orbit")
     import orbit
 
     class Trainer(orbit.StandardTrainer):

@@ -20,8 +20,8 @@ import keras
 import tensorflow as tf
 
 from benchmarks import contenders, harness
-from benchmarks.contenders import Case, Window
-from benchmarks.harness import Contender, Options, Report, Table, Target, spread
+from benchmarks.cases import Case
+from benchmarks.harness import Contender, Options, Report, Table, Target, Window, spread
 
 ROWS = (2_000, 1_000_000)
 RATE, ACCUMULATOR, EPSILON = 0.05, 0.1, 1e-7

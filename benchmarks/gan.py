@@ -1,15 +1,11 @@
-"""A GAN by ddl, by Keras's train_step and by the tutorial's loop: python -m benchmarks.gan.
+"""A GAN by ddl and by the tutorial's loop: python -m benchmarks.gan.
 
 The same two perceptrons train on the digits in global batches of 64, mirrored on 2 virtual CPU
-devices, with an update of the discriminator and one of the generator per step. Keras runs a
-`train_step` in `fit`; the tutorial's loop calls a `tf.function` of `strategy.run` for each batch,
-as in TensorFlow's guides to custom training. Both draw their noise per replica, and the tutorial's
-loop divides its losses by the global batch size itself. The last column counts the lines of each
-program between data and training, without blank lines and docstrings.
+devices, with an update of the discriminator and one of the generator per step. The tutorial's loop
+calls a `tf.function` of `strategy.run` for each batch, as in TensorFlow's guides to custom
+training. It draws its noise per replica, and divides its losses by the global batch size itself.
 """
 
-import inspect
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -18,15 +14,11 @@ import tensorflow as tf
 
 import ddl
 from benchmarks import harness
-from benchmarks.harness import Contender, Options, Report, Table, Target, spread
+from benchmarks.harness import Contender, Options, Report, Table, Target, Window, spread
 from ddl import distribution
 
-BATCH = 64
-LATENT = 16
-REPLICAS = 2
-STEPS = 200
+BATCH, LATENT, REPLICAS, STEPS = 64, 16, 2, 200
 
-Window = Callable[[], float]
 cross_entropy = tf.nn.sigmoid_cross_entropy_with_logits
 
 
@@ -108,73 +100,13 @@ def by_ddl(case: None) -> Window:
     return harness.timed(lambda: trainer.train(STEPS), STEPS)
 
 
-# ------------------------------------------------------------ Keras
-
-
-def mirrored() -> tf.distribute.Strategy:
-    """Configures the devices, and returns TensorFlow's default MirroredStrategy on them."""
-    distribution.configure_devices(num_virtual_devices=REPLICAS)
-    return tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(REPLICAS)])
-
-
-class KerasGan(keras.Model):
-    """The model of Keras."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.generator, self.discriminator = generator(), discriminator()
-        self.built = True
-
-    def compile(self, generates: Any, discriminates: Any) -> None:
-        """Takes the optimizers."""
-        super().compile()
-        self.generates, self.discriminates = generates, discriminates
-        self.of_discriminator = keras.metrics.Mean("discriminator")
-        self.of_generator = keras.metrics.Mean("generator")
-
-    @property
-    def metrics(self) -> list[keras.metrics.Metric]:
-        """The means that fit resets."""
-        return [self.of_discriminator, self.of_generator]
-
-    def train_step(self, real: tf.Tensor) -> dict[str, Any]:
-        """One update of each, on one replica."""
-        noise = tf.random.normal([tf.shape(real)[0], LATENT])
-        with tf.GradientTape() as tape:
-            of_real, of_fake = self.discriminator(real), self.discriminator(self.generator(noise))
-            loss = tf.reduce_mean(cross_entropy(tf.ones_like(of_real), of_real))
-            loss += tf.reduce_mean(cross_entropy(tf.zeros_like(of_fake), of_fake))
-        weights = self.discriminator.trainable_weights
-        self.discriminates.apply(tape.gradient(loss, weights), weights)
-        self.of_discriminator.update_state(loss)
-        noise = tf.random.normal([tf.shape(real)[0], LATENT])
-        with tf.GradientTape() as tape:
-            of_fake = self.discriminator(self.generator(noise))
-            loss = tf.reduce_mean(cross_entropy(tf.ones_like(of_fake), of_fake))
-        weights = self.generator.trainable_weights
-        self.generates.apply(tape.gradient(loss, weights), weights)
-        self.of_generator.update_state(loss)
-        return {metric.name: metric.result() for metric in self.metrics}
-
-
-def by_keras(case: None) -> Window:
-    """Returns the window of Keras."""
-    with mirrored().scope():
-        model = KerasGan()
-        model.compile(adam(), adam())
-        model.generates.build(model.generator.trainable_variables)
-        model.discriminates.build(model.discriminator.trainable_variables)
-    data = batches()
-    fit = lambda: model.fit(data, steps_per_epoch=STEPS, epochs=1, verbose=0)  # noqa: E731
-    return harness.timed(fit, STEPS)
-
-
 # ------------------------------------------------------------ the tutorial's loop
 
 
 def by_tutorial(case: None) -> Window:
     """Returns the window of the tutorial's loop."""
-    strategy = mirrored()
+    distribution.configure_devices(num_virtual_devices=REPLICAS)
+    strategy = tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(REPLICAS)])
     with strategy.scope():
         generates, discriminates = generator(), discriminator()
         of_generator, of_discriminator = adam(), adam()
@@ -216,34 +148,23 @@ def by_tutorial(case: None) -> Window:
 
 # ------------------------------------------------------------ measurement
 
-PROGRAMS: dict[str, tuple[str, Sequence[Any]]] = {
-    "ddl": ("by_ddl", (Gan, by_ddl)),
-    "Keras, train_step in fit": ("by_keras", (KerasGan, by_keras)),
-    "the tutorial's loop": ("by_tutorial", (by_tutorial,)),
-}
-
-
-def lines_of(parts: Sequence[Any]) -> int:
-    """Counts the lines of code of functions and classes, without blank lines and docstrings."""
-    lines = [line.strip() for part in parts for line in inspect.getsource(part).splitlines()]
-    return sum(bool(line) and not line.startswith(('"""', "#")) for line in lines)
+PROGRAMS = {"ddl": "by_ddl", "the tutorial's loop": "by_tutorial"}
 
 
 def measure(options: Options) -> Report:
-    """Measures the three programs."""
+    """Measures both programs."""
     contenders = {
-        name: Contender(f"benchmarks.gan:{function}", None)
-        for name, (function, _) in PROGRAMS.items()
+        name: Contender(f"benchmarks.gan:{function}", None) for name, function in PROGRAMS.items()
     }
     times, notes = harness.compare(contenders, *((1, 1) if options.quick else (5, 5)))
-    rows, targets = [], []
-    for name, (_, parts) in PROGRAMS.items():
-        speedup = spread(times[name] / times["ddl"])
-        rows.append([name, speedup, spread(times[name], 1e3), lines_of(parts)])
-        if name != "ddl":
-            targets.append(Target(f"ddl's speed / that of {name}", speedup, 1.5))
-    table = Table("", ["program", "time / ddl's", "ms per step", "lines of code"], rows)
-    return Report([table], targets, notes)
+    ratios = {name: spread(values / times["ddl"]) for name, values in times.items()}
+    rows = [[name, ratios[name], spread(values, 1e3)] for name, values in times.items()]
+    targets = [
+        Target(f"ddl's speed / that of {name}", value, 1.5)
+        for name, value in ratios.items()
+        if name != "ddl"
+    ]
+    return Report([Table("", ["program", "time / ddl's", "ms per step"], rows)], targets, notes)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks import contenders, harness
-from benchmarks.contenders import Case, Window
-from benchmarks.harness import Cell, Options, Report, Table, Target, spread
+from benchmarks.cases import Case
+from benchmarks.harness import Cell, Options, Report, Table, Target, Window, spread
 
 DDL, FIT, ORBIT, BARE = NAMES = ("ddl", "Keras fit", "Orbit", "bare step")
 FUNCTIONS = {

@@ -41,10 +41,19 @@ _TIMEOUT_SECONDS = 900  # only ends what hangs
 Spread: TypeAlias = list[float]
 """Median, lowest and highest of what several processes, or rounds, found."""
 Cell: TypeAlias = str | int | float | Spread
+Window: TypeAlias = Callable[[], float]
+"""A call that measures for about a second, and returns a figure."""
 
 
 class Failed(Exception):
     """A contender cannot run; the message says why."""
+
+
+def find_peer(name: str) -> None:
+    """Makes a package that ddl is compared with importable, or raises Failed."""
+    if not (PEERS / name).exists():
+        raise Failed("not installed; `make benchmarks/peers` installs it")
+    sys.path.append(str(PEERS))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +124,7 @@ class Contender:
       function: "module:name" of a function that takes `case` and returns a window.
       case: Argument of the function.
       workers: Environment variables of each process. All compute at once, and the largest figure
-        counts. CORE pins a process to a core.
+        counts. CORE pins a process to a core; KERAS_BACKEND is a peer that Keras runs on.
     """
 
     function: str
@@ -171,6 +180,8 @@ def _serve(function: str, case: Any, environment: dict[str, str], connection: An
     if "CORE" in environment:
         os.sched_setaffinity(0, {int(environment["CORE"])})
     try:
+        if "KERAS_BACKEND" in environment:
+            find_peer(environment["KERAS_BACKEND"])
         module, _, name = function.partition(":")
         window = getattr(importlib.import_module(module), name)(case)
         window()  # traces
@@ -236,6 +247,16 @@ def seconds(call: Callable[[], object], parts: int = 1) -> float:
     start = time.perf_counter()
     call()
     return (time.perf_counter() - start) / parts
+
+
+def peak_memory(command: Sequence[str], **environment: str) -> float:
+    """Runs a command, which must succeed; returns the peak of its resident memory in MiB."""
+    process = subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if status:
+        raise RuntimeError(f"{command[:3]} ended with status {process.returncode}.")
+    return usage.ru_maxrss / 1024
 
 
 def timed(call: Callable[[], object], parts: int = 1) -> Callable[[], float]:

@@ -19,7 +19,6 @@ sum of its batches.
 """
 
 import os
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -268,9 +267,7 @@ class _Rows:
 def by_grain(case: tuple[str, str]) -> Callable[[], float]:
     """Reads the images of a folder by grain, from memory or mapped."""
     name, folder = case
-    if not (harness.PEERS / "grain").exists():
-        raise harness.Failed("not installed; `make benchmarks/peers` installs it")
-    sys.path.append(str(harness.PEERS))
+    harness.find_peer("grain")
     import grain
 
     images = images_of(Path(folder))

@@ -5,8 +5,6 @@ devices, with an evaluation every 400 updates, a checkpoint every 200 and a log 
 2,000 updates and once for 20,000. The figure is the peak of the resident memory of the process.
 """
 
-import os
-import subprocess
 import sys
 import tempfile
 
@@ -24,12 +22,7 @@ def peak(steps: int) -> float:
         command += [f"--gin_file={ROOT / 'configs' / 'digits_cnn_regularized.gin'}"]
         command += ["--strategy=mirrored", "--num_virtual_devices=2"]
         command += [f"--gin_param={param}" for param in (f"TRAIN_STEPS = {steps}", *PERIODS)]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if status:
-        raise RuntimeError(f"The run ended with status {process.returncode}.")
-    return usage.ru_maxrss / 1024
+        return harness.peak_memory(command)
 
 
 def measure(options: Options) -> Report:

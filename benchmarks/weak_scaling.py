@@ -27,7 +27,7 @@ import os
 from typing import Any, NamedTuple
 
 from benchmarks import harness
-from benchmarks.contenders import Case
+from benchmarks.cases import Case
 from benchmarks.harness import Cell, Contender, Options, Report, Table, Target, spread
 from ddl.launcher.tasks import free_ports
 

@@ -1,7 +1,7 @@
 """Two workers, each with its share of the optimizer's state, train as one device does.
 
-`python -m tests.distribution.test_sharded_on_workers FOLDER` is a worker: it trains, resumes from
-FOLDER/sharded, and writes its results to FOLDER/INDEX.npz.
+`python -m tests.distribution.test_sharded_on_workers FOLDER` is a worker: it trains, goes back to
+its checkpoint in FOLDER/sharded, trains again, and writes its results to FOLDER/INDEX.npz.
 """
 
 import os
@@ -18,55 +18,46 @@ from ddl.distribution.workers import Workers
 from ddl.optimizers.weight_average import ExponentialMovingAverage
 from ddl.precision import set_precision
 from ddl.training.probes import Probe
+from tests.step.sharding import trainers
 
 AVERAGE = ExponentialMovingAverage(0.9)
 ARGUMENTS = {"clip_norm": 0.3, "accumulation_steps": 2, "weight_average": AVERAGE}
 
 
-def trained(strategy, sharded, folder=None, steps=0):
-    """A trainer that restores the checkpoint of a folder, if there is one, and trains."""
-    from tests.step.sharding.trainers import adamw, make
-
+def trainer_of(strategy, sharded):
     set_precision("float64")
-    trainer = make(strategy, sharded, adamw, **ARGUMENTS)
-    if folder:
-        Checkpoints(folder, trainer).restore_latest()
-    trainer.train(steps, progress=False)
-    return trainer
+    return trainers.make(strategy, sharded, trainers.adamw, **ARGUMENTS)
 
 
 def of(trainer):
-    from tests.step.sharding.trainers import averages, weights
-
-    return [*weights(trainer), *averages(trainer)]
+    return [*trainers.weights(trainer), *trainers.averages(trainer)]
 
 
 def main(folder: Path) -> None:
     strategy = build_strategy("auto")  # before any other operation
     Probe.check_rows = lambda *_: None  # type: ignore[method-assign]
-    from tests.step.sharding.trainers import slot_bytes
-
-    straight = trained(strategy, True, steps=3)
-    checkpoints = Checkpoints(folder / "sharded", straight)
+    trainer = trainer_of(strategy, True)
+    checkpoints = Checkpoints(folder / "sharded", trainer)
+    trainer.train(3, progress=False)
     checkpoints.save()
-    straight.train(2, progress=False)
-    checkpoints.finish()
-    resumed = trained(strategy, True, folder / "sharded", 2)
-    found = {"bytes": np.array(slot_bytes(straight))}
-    for name, trainer in (("straight", straight), ("resumed", resumed)):
+    found = {"bytes": np.array(trainers.slot_bytes(trainer))}
+    for name in ("straight", "resumed"):
+        trainer.train(2, progress=False)
         found |= {f"{name}/{number}": value for number, value in enumerate(of(trainer))}
+        checkpoints.finish()
+        checkpoints.restore_latest()
     np.savez(folder / f"{Workers(strategy).index}.npz", **found)
 
 
 @pytest.mark.processes
 def test_two_workers_train_and_resume_as_one_device(tmp_path):
-    """One device goes on from the checkpoint of the workers, too."""
+    """One device continues from the checkpoint of the workers, too."""
     from tests.conftest import make_strategy
     from tests.distribution.whole_clusters import finish_all, free_addresses, start_worker
-    from tests.step.sharding.trainers import assert_close, slot_bytes
 
-    device = make_strategy("one_device", 1)
-    one = trained(device, False, steps=5)
+    one = trainer_of(make_strategy("one_device", 1), False)
+    one.train(5, progress=False)
+    expected = of(one)
     hosts = free_addresses(2)
     program = ("-m", "tests.distribution.test_sharded_on_workers", str(tmp_path))
     started = [start_worker(index, hosts, program=program) for index in (0, 1)]
@@ -75,10 +66,13 @@ def test_two_workers_train_and_resume_as_one_device(tmp_path):
     for index in (0, 1):
         found = dict(np.load(tmp_path / f"{index}.npz"))
         # A share of a bias of 5 entries is padded to 3.
-        assert found["bytes"][0] <= slot_bytes(one)[0] / 2 + 2 * 8 * 2
+        assert found["bytes"][0] <= trainers.slot_bytes(one)[0] / 2 + 2 * 8 * 2
         for name in ("straight", "resumed"):
-            assert_close([found[f"{name}/{number}"] for number in range(len(of(one)))], of(one))
-    assert_close(of(trained(device, False, tmp_path / "sharded", 2)), of(one))
+            values = [found[f"{name}/{number}"] for number in range(len(expected))]
+            trainers.assert_close(values, expected)
+    Checkpoints(tmp_path / "sharded", one).restore_latest()
+    one.train(2, progress=False)
+    trainers.assert_close(of(one), expected)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def test_workers_agree_on_the_step_at_which_they_stop(tmp_path):
     stops = ["import tests.contract.noisy_task", "RunPlan.callbacks = [@Every()]"]
     stops += ["Every.steps = 20", "Every.function = @DieOnce()"]
     stops += [f"DieOnce.file = '{asked}'", f"DieOnce.number = {signal.SIGTERM.value}"]
-    status, output = finish(launch(2, *arguments(model_dir, *stops, *seldom)))
+    status, output = finish(launch(2, "--mode=train", *arguments(model_dir, *stops, *seldom)))
     assert status == 75, output
     saved = tf.train.latest_checkpoint(str(model_dir / "checkpoints"))
     step = f"at step {int(saved.rpartition('-')[2]):,} of 100,000, after saving"

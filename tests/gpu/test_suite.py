@@ -16,6 +16,7 @@ import pytest
 from benchmarks import harness
 from tests.gpu import suite
 from tests.gpu.places import PLACES
+from tests.processes import forked
 
 SUITE = [sys.executable, "-m", "tests.gpu.suite"]
 
@@ -57,7 +58,7 @@ def test_commands(flags, tmp_path, alone):
 @pytest.mark.processes
 def test_its_own_code_on_cpu_devices(tmp_path):
     command = [*SUITE, "virtual_2", f"--results={tmp_path}", "--on_cpu", "--only=draws,overflow"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    ended = forked.run(command, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stdout
     found = json.loads((tmp_path / "virtual_2.json").read_text())
     assert set(found["checks"]) == {"draws", "overflow"}
