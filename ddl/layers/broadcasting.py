@@ -16,8 +16,8 @@ def with_rank(values: tf.Tensor, rank: int) -> tf.Tensor:
     return tf.reshape(values, [*keras.ops.shape(values), *[1] * (rank - len(values.shape))])
 
 
-def kept_or_zero(inputs: tf.Tensor, kept: tf.Tensor, factor: tf.Tensor | None = None) -> tf.Tensor:
-    """Returns the kept entries, times a factor, and zero for the others, even if they are infinite.
+def kept_or_zero(inputs: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
+    """Returns the kept entries, and zero for the others, even if they are infinite.
 
     Both forms have the same bits. TensorFlow has no GPU kernel of multiply_no_nan for bfloat16. In
     the other dtypes tf.where is slower on a CPU, up to seven times in float16, and on a GPU
@@ -26,10 +26,7 @@ def kept_or_zero(inputs: tf.Tensor, kept: tf.Tensor, factor: tf.Tensor | None = 
     Args:
       inputs: Floating-point, of any shape.
       kept: bool, of a shape that broadcasts to that of `inputs`.
-      factor: [], of the dtype of `inputs`; None: 1.
     """
     if inputs.dtype == tf.bfloat16:
-        scaled = inputs if factor is None else inputs * factor
-        return tf.where(kept, scaled, tf.zeros([], inputs.dtype))
-    weights = tf.cast(kept, inputs.dtype)
-    return tf.math.multiply_no_nan(inputs, weights if factor is None else weights * factor)
+        return tf.where(kept, inputs, tf.zeros([], inputs.dtype))
+    return tf.math.multiply_no_nan(inputs, tf.cast(kept, inputs.dtype))

@@ -44,18 +44,11 @@ def look_up(table: keras.Variable | tf.Variable, ids: tf.Tensor) -> tf.Tensor:
 
 
 def as_ids(inputs: tf.Tensor) -> tf.Tensor:
-    """Returns ids as int32 or int64; large ids of unsigned types do not wrap around.
+    """Returns ids as int64; int32 stays.
 
-    Keras casts them to int32, where they may be the ids of other rows. Ids from 2 ** 63 on become
-    the largest int64.
-
-    Args:
-      inputs: Ids of any dtype; int32 and int64 are returned as they are.
+    Keras casts to int32, where a large id of an unsigned type may be that of another row.
     """
-    if inputs.dtype in (tf.uint32, tf.uint64):
-        ids = tf.cast(inputs, tf.int64)
-        return tf.where(ids < 0, tf.int64.max, ids)
-    return inputs if inputs.dtype in (tf.int32, tf.int64) else tf.cast(inputs, tf.int32)
+    return inputs if inputs.dtype == tf.int32 else tf.cast(inputs, tf.int64)
 
 
 def look_up_rows(layers: Iterable[keras.layers.Layer]) -> None:

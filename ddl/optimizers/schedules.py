@@ -8,7 +8,7 @@ import inspect
 import math
 import numbers
 from collections.abc import Callable, Sequence
-from typing import Any, Self, TypeAlias, overload
+from typing import Any, TypeAlias, overload
 
 import keras
 import tensorflow as tf
@@ -22,26 +22,9 @@ class Schedule(LearningRateSchedule):
     """A schedule that keeps each argument of its constructor on an attribute of the same name."""
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments of the constructor, without any state, for `from_config`."""
+        """Returns the arguments of the constructor by name, as a resumed run compares them."""
         names = list(inspect.signature(type(self).__init__).parameters)[1:]
-        config = {name: getattr(self, name) for name in names}
-        return {
-            name: keras.optimizers.schedules.serialize(value)
-            if isinstance(value, LearningRateSchedule)
-            else value
-            for name, value in config.items()
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Self:
-        """Builds a schedule in its initial state from the result of `get_config`."""
-        arguments = {
-            name: keras.optimizers.schedules.deserialize(value)
-            if isinstance(value, dict)
-            else value
-            for name, value in config.items()
-        }
-        return cls(**arguments)
+        return {name: getattr(self, name) for name in names}
 
 
 @keras.saving.register_keras_serializable("ddl")

@@ -40,9 +40,6 @@ class ExponentialMovingAverage:
                 f"ExponentialMovingAverage.decay must be at least 0 and below 1, got {self.decay}."
             )
 
-    def __str__(self) -> str:
-        return f"decay {self.decay:g}{', with a warm-up' if self.warm_up else ''}"
-
     def share_at(self, update: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
         """Returns 1 - d, of a dtype [], of update number `update`, int64 [], counted from 1."""
         least = tf.constant(1 - self.decay, dtype)

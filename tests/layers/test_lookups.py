@@ -54,9 +54,7 @@ def test_an_embedding_reads_rows_and_gives_the_bits_of_keras(where):
     np.testing.assert_array_equal(layer(IDS.astype("float32")).numpy(), expected)  # no trainer
 
 
-@pytest.mark.parametrize(
-    ("dtype", "bad"), [("uint32", 2**32 - 1), ("uint64", 2**40 + 2), ("uint64", 2**64 - 1)]
-)
+@pytest.mark.parametrize(("dtype", "bad"), [("uint32", 2**32 - 1), ("uint64", 2**40 + 2)])
 def test_large_ids_without_sign_are_not_those_of_other_rows(dtype, bad):
     """Cast to int32, as by Keras, they are those of row -1, the last, and of row 2."""
     strategy = make_strategy("one_device", 1)

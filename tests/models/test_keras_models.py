@@ -29,12 +29,12 @@ Trainer.train_data = @synthetic()
 synthetic.features = {'image': ((32, 32, 3), 'uint8'), 'label': ((), 'int64')}
 synthetic.num_examples = 9
 synthetic.seed = 1
-Classification.model = @keras.applications.MobileNetV2()
-MobileNetV2.input_shape = (32, 32, 3)
-MobileNetV2.alpha = 0.1
-MobileNetV2.weights = None
-MobileNetV2.classes = 128
-MobileNetV2.classifier_activation = None
+Classification.model = @keras.applications.MobileNet()
+MobileNet.input_shape = (32, 32, 3)
+MobileNet.alpha = 0.1
+MobileNet.weights = None
+MobileNet.classes = 128
+MobileNet.classifier_activation = None
 """
 BERT = """
 Trainer.train_data = @sentences()
@@ -82,7 +82,7 @@ def moved(trainer) -> set[str]:
 
 def test_an_application_of_keras_trains(tmp_path):
     trainer = trainer_of(tmp_path, STANDARD, MOBILE_NET)
-    assert {"Conv1/kernel", "bn_Conv1/moving_mean"} <= moved(trainer)
+    assert {"conv1/kernel", "conv1_bn/moving_mean"} <= moved(trainer)
     config.check_all_used()
 
 
