@@ -5,13 +5,11 @@ import re
 import resource
 import shutil
 import signal
-import sys
 import time
 
 import pytest
 
 from tests.contract import acts, commands
-from tests.processes import forked
 
 
 @pytest.fixture(scope="module")
@@ -130,16 +128,12 @@ def test_without_a_good_checkpoint_nothing_is_trained_anew(tmp_path, straight):
     assert len(commands.lines(run)) == len(commands.lines(straight))
 
 
-@pytest.mark.processes
 def test_a_second_run_in_the_directory_is_refused(tmp_path, straight):
+    """Its lock is that of an open file: a process is refused its own as that of another."""
     run, second = tmp_path / "run", []
-    command = [sys.executable, "-m", "ddl.main", *commands.arguments(run, *acts.EVERY_STEP)]
-    options = {"capture_output": True, "text": True, "timeout": 600}
-    ended = act_at(5, lambda: second.append(forked.run(command, **options)), run)
-    assert second[0].returncode == 70
-    assert str(run) in second[0].stderr
-    assert "Traceback" not in second[0].stderr
-    assert ended.status == 0
+    ended = act_at(5, lambda: second.append(commands.small(run, *acts.EVERY_STEP)), run)
+    commands.assert_error(second[0], str(run), "another process", status=70)
+    assert ended.status == 0, ended.err
     commands.assert_same_end(run, straight)
 
 
