@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from ddl.cli.commands import exiting_on_errors, parse
 from ddl.cli.flags import config_flags
-from ddl.output import printable
+from ddl.output import printable, say
 
 
 def run(argv: Sequence[str] | None = None) -> None:
@@ -33,6 +33,7 @@ def run(argv: Sequence[str] | None = None) -> None:
         values = config_flags()
         parse(values, argv, __doc__)
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # hides TensorFlow's start-up messages
+        say("Three updates in each of five places, which takes a minute or more.")
         # TensorFlow takes a while to import, so the flags are checked before.
         from ddl.checking import TrainerOfConfig, check
 

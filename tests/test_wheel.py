@@ -27,7 +27,11 @@ def test_a_wheel_finds_a_shipped_config_from_an_empty_folder(tmp_path):
     assert all((site / path.relative_to(ROOT)).exists() for path in kept)  # data of ddl, too
     shipped = {path.name for path in (site / "ddl" / "configs").glob("*.gin")}
     assert shipped == {path.name for path in (ROOT / "configs").glob("*.gin")}
-    program = "import ddl; ddl.config.load(['digits_cnn.gin']); print(ddl.config.__file__)"
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(site), "HOME": str(tmp_path)}
-    options = {"cwd": empty, "env": environment, "text": True}
-    assert str(site) in subprocess.check_output([sys.executable, "-c", program], **options)
+    # Refused when the config and its includes were read, which does without TensorFlow.
+    program = "import ddl.main; print(ddl.main.__file__); ddl.main.run()"
+    command = [sys.executable, "-c", program, "--gin_file=digits_cnn.gin", "--dry_run"]
+    options = {"cwd": empty, "env": environment, "text": True, "capture_output": True}
+    ended = subprocess.run([*command, "--gin.LEARNING_RAT=1"], check=False, **options)
+    assert ended.stdout == f"{site}/ddl/main.py\n"
+    assert "LEARNING_RAT is never used. Did you mean LEARNING_RATE?" in ended.stderr

@@ -6,7 +6,6 @@ All runs but the resumed one take place in this process, each with a trainer of 
 import math
 import multiprocessing
 import pickle
-import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -205,11 +204,7 @@ class Resuming:
 
 def _resume(make_trainer: MakeTrainer, folder: str, sender: Connection) -> None:
     configure_devices(num_virtual_devices=FOUR.devices)
-    outcome = run(make_trainer, RESUMED, folder)
-    try:
-        sender.send(outcome)
-    except BrokenPipeError:  # the check was killed, and could not clean up
-        shutil.rmtree(folder, ignore_errors=True)
+    sender.send(run(make_trainer, RESUMED, folder))
 
 
 def _report(make_trainer: MakeTrainer, first: Run, runs: Mapping[Place, "Run | str"]) -> Report:

@@ -1,6 +1,7 @@
 """The flags of `ddl.main`, `ddl.launch` and `ddl.check`, and their checks. No TensorFlow."""
 
 from functools import partial
+from typing import Any
 
 from absl import flags
 
@@ -22,6 +23,13 @@ def config_flags() -> flags.FlagValues:
     return values
 
 
+class _DryRunParser(flags.BooleanParser):
+    """Parses a switch that takes `config` too."""
+
+    def parse(self, argument: Any) -> Any:
+        return argument if argument == "config" else super().parse(argument)
+
+
 def main_flags() -> flags.FlagValues:
     """Returns the flags of `ddl.main`, without values."""
     values = config_flags()
@@ -38,7 +46,8 @@ def main_flags() -> flags.FlagValues:
     text("predictions", None, f"File of --mode=predict; ends with {either(PREDICTIONS)}.")
     follows = "With --mode=eval, evaluate each new checkpoint until none comes for so many seconds."
     seconds("follow_timeout", None, follows)
-    switch("dry_run", False, "Build everything, make one step, print the config, write nothing.")
+    tries = "Build everything, make one step, write nothing; --dry_run=config prints all values."
+    flags.DEFINE(_DryRunParser(), "dry_run", False, tries, values, boolean=True)
     text("profile", None, "Steps to profile; 100:110 are those after step 100 up to step 110.")
 
     # Where to do it.
@@ -97,7 +106,7 @@ def check_flags(values: flags.FlagValues) -> None:
     }
     for name, is_read in has_effect.items():
         if values[name].present and not is_read:
-            others = " --follow_timeout" * follows + " --dry_run" * values.dry_run
+            others = " --follow_timeout" * follows + " --dry_run" * bool(values.dry_run)
             raise flags.Error(
                 f"--{name} has no effect with --mode={values.mode}{others}. Leave it out."
             )

@@ -34,7 +34,7 @@ def run(
     placement: Placement,
     model_dir: str | None,
     mode: Mode = "train_and_eval",
-    dry_run: bool = False,
+    dry_run: bool | str = False,
     allow_unused: Sequence[str] = (),
     checkpoint: str | int = "latest",
     follow_timeout: float | None = None,
@@ -49,7 +49,8 @@ def run(
       placement: Strategy and the other settings from flags.
       model_dir: Directory the run writes to and resumes from; None makes it a dry run.
       mode: Whether to train, evaluate, do both, export, or predict.
-      dry_run: Build everything, make one step of all, print the plan and write nothing.
+      dry_run: Build everything, make one step of all, print the plan and write nothing; "config"
+        prints all values used before the plan, as operative_config.gin would hold them.
       allow_unused: Names of bindings that may go unused.
       checkpoint: The checkpoint to evaluate, export or predict with: `latest`, `best` or a step.
       follow_timeout: With mode `eval`, seconds to wait for each next checkpoint; None evaluates
@@ -91,13 +92,15 @@ def run(
             raise ConfigError("--mode=predict needs --predictions=FILE, got none. Pass it.")
         wanted = config.build("Predictions")
         source = check_predicts(trainer, predictions, wanted.data)
-    lines = "\n".join(f"{name}: {text}" for name, text in summary(trainer, total).items())
+    named = summary(trainer, total).items()
+    lines = "\n".join([*(f"{name}: {text}" for name, text in named), *dropped])
     if dry_run or directory is None:
         try_all(trainer, run_plan, evaluates, console)
-        console.line(f"{config.operative_config_text().strip()}\n{lines}")
-        console.line("The dry run found no error, and wrote nothing.")
+        hint = "--dry_run=config prints all values that the run would use."
+        shown = config.operative_config_text().strip() if dry_run == "config" else hint
+        console.line(f"{shown}\n{lines}\nThe dry run found no error, and wrote nothing.")
         return
-    console.line("\n".join([lines, *dropped]))
+    console.line(lines)
     files = Files.of(directory, trainer, run_plan, console.line)
 
     # ------------------------------------------------------------------ train
@@ -137,14 +140,12 @@ def try_all(trainer: Trainer, run_plan: RunPlan, evaluates: bool, console: RunCo
     Raises:
       DdlError: As the run would.
     """
-    workers = Workers(trainer.strategy)
     warm_start(trainer, run_plan, console)
     made = trainer.train(1, progress=False)
     console.line(f"One step on one batch: {format_figures(made)}")
     console.line(f"Peak memory: {_peak_memory()}")
     evaluated = made
-    pipeline = trainer.eval_pipeline
-    if evaluates and pipeline is not None:
+    if evaluates and (pipeline := trainer.eval_pipeline) is not None:
         rows = pipeline.first_examples(pipeline.global_batch_size)
         evaluated = trainer.evaluate({name: value.numpy() for name, value in rows.items()})
         console.line(f"An evaluation of one batch: {format_figures(evaluated)}")
@@ -164,7 +165,7 @@ def try_all(trainer: Trainer, run_plan: RunPlan, evaluates: bool, console: RunCo
             run.call(callback, "train", made, path)
         checkpoints.finish()
         files.events.close()
-        if workers.number == 1 and not traits_of(trainer.strategy).asynchronous:
+        if Workers(trainer.strategy).number == 1 and not traits_of(trainer.strategy).asynchronous:
             checkpoints.restore_latest()
             try:
                 export(trainer, directory.export)

@@ -114,7 +114,7 @@ def test_strategies_and_their_replicas(strategy, replicas):
 def test_a_dry_run_shows_the_plan_and_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     warmed = ("SCALING_RULE = 'linear'", "BASE_BATCH_SIZE = 32", "WARMUP_STEPS = 4")
-    ended = done(None, *warmed, flags=("--model_dir=run", *FOUR_DEVICES))
+    ended = done(tmp_path / "run", *warmed, flags=("--dry_run=config", *FOUR_DEVICES))
     assert list(tmp_path.iterdir()) == []
     # Parameters, examples, replicas and their batch, updates, the peak of the rate, the loss.
     shown = [r"1,?210", r"1,?437", r"replicas\W+4", r"\b16\b", r"steps\W+12", r"\b0\.1\b"]

@@ -61,7 +61,7 @@ def test_tensorboard_shows_the_figures_of_metrics(run, split):
         assert any(s == line["step"] and v == pytest.approx(line["loss"]) for s, v in shown)
 
 
-def test_tensorboard_shows_the_macros_as_hyperparameters(run):
+def test_tensorboard_shows_the_macros_as_hyperparameters_and_the_config_as_text(run):
     (start,) = [
         value for _, value in summaries(run) if value.tag == metadata.SESSION_START_INFO_TAG
     ]
@@ -70,6 +70,8 @@ def test_tensorboard_shows_the_macros_as_hyperparameters(run):
     assert shown["LEARNING_RATE"].number_value == 0.05
     assert shown["GLOBAL_BATCH_SIZE"].number_value == 64
     assert shown["PRECISION"].string_value == "float32"
+    (text,) = [value for _, value in summaries(run) if value.tag == "config"]
+    assert b"SGD.momentum = 0.9" in text.tensor.string_val[0]
 
 
 def test_a_profile_and_short_loops_leave_the_results(run, tmp_path):

@@ -5,13 +5,11 @@ import re
 import resource
 import shutil
 import signal
-import sys
 import time
 
 import pytest
 
 from tests.contract import acts, commands
-from tests.processes import forked
 
 
 @pytest.fixture(scope="module")
@@ -57,18 +55,17 @@ def fail(error):
 
 def test_a_run_may_be_killed_again_and_again(tmp_path, straight):
     """Also before its first save, and at its last step."""
-    for step in (1, 5, 5, 12):
+    for step in (1, 5, 12):
         with pytest.raises(Killed):
             act_at(step, lambda: fail(Killed()), tmp_path / "run")
     commands.finished(tmp_path / "run", *acts.EVERY_STEP)
     commands.assert_same_end(tmp_path / "run", straight)
 
 
-EARLY = "sys.exit() was called before the command was done"
 ENDS = [
     (KeyError("absent"), 1, ["KeyError: 'absent'", "test_stopped_runs.py:"]),
     (ConnectionResetError("peer"), 70, ["ConnectionResetError: peer"]),
-    *((SystemExit(done), 70, [EARLY]) for done in (None, 0)),
+    (SystemExit(), 70, ["sys.exit() was called before the command was done"]),
     (SystemExit(3), 3, []),
 ]
 
@@ -76,7 +73,7 @@ ENDS = [
 @pytest.mark.parametrize(("error", "status", "words"), ENDS, ids=repr)
 def test_errors_of_the_users_code_are_1_those_of_the_system_70(tmp_path, error, status, words):
     """And an exit in the user's code is not done."""
-    ended = act_at(6, lambda: fail(error), tmp_path / "run")
+    ended = act_at(1, lambda: fail(error), tmp_path / "run")
     assert ended.status == status
     assert all(word in ended.err for word in words), ended.err
     assert ("Traceback" in ended.err) == (status == 70)
@@ -113,10 +110,10 @@ def damage(run, step, ending):
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("ending", ["data", "index"])
-def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(tmp_path, straight, ending):
+def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(tmp_path, straight):
+    """tests/checkpoints/test_directory.py damages each of its files."""
     run = shutil.copytree(straight, tmp_path / "run")
-    damage(run, 12, ending)
+    damage(run, 12, "data")
     ended = commands.done(run, *acts.EVERY_STEP)
     assert re.search(r"step.12\b.* damaged", ended.out + ended.err)
     assert "step 8" in ended.out
@@ -131,16 +128,12 @@ def test_without_a_good_checkpoint_nothing_is_trained_anew(tmp_path, straight):
     assert len(commands.lines(run)) == len(commands.lines(straight))
 
 
-@pytest.mark.processes
 def test_a_second_run_in_the_directory_is_refused(tmp_path, straight):
+    """Its lock is that of an open file: a process is refused its own as that of another."""
     run, second = tmp_path / "run", []
-    command = [sys.executable, "-m", "ddl.main", *commands.arguments(run, *acts.EVERY_STEP)]
-    options = {"capture_output": True, "text": True, "timeout": 600}
-    ended = act_at(5, lambda: second.append(forked.run(command, **options)), run)
-    assert second[0].returncode == 70
-    assert str(run) in second[0].stderr
-    assert "Traceback" not in second[0].stderr
-    assert ended.status == 0
+    ended = act_at(5, lambda: second.append(commands.small(run, *acts.EVERY_STEP)), run)
+    commands.assert_error(second[0], str(run), "another process", status=70)
+    assert ended.status == 0, ended.err
     commands.assert_same_end(run, straight)
 
 

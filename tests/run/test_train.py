@@ -93,11 +93,13 @@ def test_a_dry_run_evaluates_saves_exports_and_calls_each_callback(tmp_path, mon
         "Every.steps = 1000",
         *(f"{k}.function = @note_call" for k in ("Every", "AfterEvaluation", "AfterSave")),
     ]
-    run(tmp_path / "run", *callbacks, dry_run=True, **DIGITS_MLP)
+    run(tmp_path / "run", "Trainer.optimizer = @Adam()", *callbacks, dry_run=True, **DIGITS_MLP)
     assert sorted(CALLED) == [(1, False, True), (1, False, True), (1, True, True)]
     out = capsys.readouterr().out
     told = ("One step on one batch: loss", "An evaluation of one batch: loss", "replicas: 1")
     for words in (*told, "found no error"):
         assert words in out
     assert "would fail" not in out
+    assert "so these have no effect: " in out
+    assert "Adam.beta_1" not in out  # on request: tests/contract/test_commands.py
     assert list(tmp_path.iterdir()) == []
