@@ -67,18 +67,12 @@ class Evaluations:
         self._losses: dict[Any, Loss] = {}  # by the features of the data
         self._sums = TracedByForm(self._sums_of, self._compiler)
         self._iterators: dict[BatchPipeline, Any] = {}  # of the trainer's own data
-        names = [] if own is None else [*self._loss(own).form.metrics.names]
+        self._of_corpora = [name for metric in self._corpus_metrics for name in metric.names]
+        self.names = () if own is None else (*self._loss(own).form.metrics.names, *self._of_corpora)
         for metric in self._corpus_metrics:
             check_has_outputs(probes.task, "Trainer.corpus_metrics")
             if own is not None:
                 predictions.check_features(own.element_spec, metric.features or ())
-            names += metric.names
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ConfigError(
-                f"Two figures are called {twice[0]!r}: of the task, or of Trainer.corpus_metrics. "
-                "Rename one."
-            )
-        self.names = () if own is None else tuple(names)
 
     def run(self, pipeline: BatchPipeline, state: TrainingState) -> dict[str, float]:
         """Returns the figures of data by name, for the present weights.
@@ -115,11 +109,22 @@ class Evaluations:
         return means
 
     def _loss(self, pipeline: BatchPipeline) -> Loss:
-        """Returns the loss; probes it on the first data that have these features."""
+        """Returns the loss; probes it on the first data that have these features.
+
+        Raises:
+          ConfigError: If two figures have one name.
+        """
         spec = spec_of(pipeline)
         if spec not in self._losses:
             with self._workers.failing_together():
-                self._losses[spec] = self._probes.loss(pipeline)
+                loss = self._probes.loss(pipeline)
+                names = [*loss.form.metrics.names, *self._of_corpora]
+                if twice := [name for name in names if names.count(name) > 1]:
+                    raise ConfigError(
+                        f"Two figures are called {twice[0]!r}: of the task, or of "
+                        "Trainer.corpus_metrics. Rename one."
+                    )
+            self._losses[spec] = loss
         return self._losses[spec]
 
     @fixed_order_of_sums()

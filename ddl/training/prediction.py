@@ -238,7 +238,7 @@ def joined(every: Sequence[Any]) -> Any:
 
 
 def _refuse(tensors: list[tf.Tensor], current: Microbatch) -> Gathered:
-    """Refuses `ddl.gather` (`ddl.tasks.gather.Gathering`)."""
+    """Refuses `ddl.gather` (`Microbatch.gathering`)."""
     raise ConfigError(
         "ddl.gather was called in predict, but an output must not depend on the other examples of "
         "its batch. Compare examples in a loss, or in a ddl.metrics.CorpusMetric."

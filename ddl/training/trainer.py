@@ -188,6 +188,7 @@ class Trainer:
             plan = plan_of(
                 task, self.optimizer, lambda of, name: probes.loss(train[name], of), strategy, train
             )
+            probes.check_read()
         compiler = Compiler(jit_compile, strategy, "evaluation")
         self._predictions = Predictions(task, strategy, train, compiler)
         self._evaluations = Evaluations(
