@@ -153,7 +153,8 @@ def model(outputs=1):
 
 
 class OwnLoss(keras.Sequential):
-    compute_loss = None
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return 0.0
 
 
 def test_a_loss_of_the_models_own_is_refused():
