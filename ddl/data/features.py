@@ -17,7 +17,8 @@ def named(example: Any, what: str, weight_rank: int | None = 0) -> dict[str, Any
     """Returns an example as a dict of features; a tuple's parts become "input", "label", "weight".
 
     Args:
-      example: A dict; or (x, y) or (x, y, weight), where x and y may be dicts of features.
+      example: A dict; or (x, y) or (x, y, weight), where x and y may be dicts of features. A dict
+        of weights by output becomes "entry_weight_OUTPUT".
       what: Name of the example in messages.
       weight_rank: Rank of "weight" if it is one number for each example. One of a higher rank, such
         as of time steps, becomes "entry_weight". None: any rank.
@@ -34,8 +35,9 @@ def named(example: Any, what: str, weight_rank: int | None = 0) -> dict[str, Any
             )
         parts = dict(zip(("label", "weight"), others, strict=False))
         features = dict(inputs) if isinstance(inputs, Mapping) else {"input": inputs}
-        if others and isinstance(others[0], Mapping):  # labels of several outputs
-            parts |= dict(parts.pop("label"))
+        for part, before in (("label", ""), ("weight", "entry_weight_")):  # of several outputs
+            if isinstance(parts.get(part), Mapping):
+                parts |= {f"{before}{name}": one for name, one in parts.pop(part).items()}
         if both := parts.keys() & features.keys():
             raise DataError(
                 f"{what} is a tuple (x, y), whose x has the feature {min(both)!r} too. Rename it."

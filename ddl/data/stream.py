@@ -283,10 +283,8 @@ class Stream:
         if wanted is not None:
             fits = tf.where(is_end, tf.equal(total, wanted), total <= wanted)
         text = f"{self.name} must have {wanted or 'at least 1'} examples in each pass, got {{}}."
-        has_weight = "weight" in batch
-        batch["weight"] = (
-            features.checked_weight(batch["weight"]) if has_weight else tf.ones([rows])
-        )
+        own = batch.get("weight")
+        batch["weight"] = tf.ones([rows]) if own is None else features.checked_weight(own)
 
         def repeated() -> dict[str, tf.Tensor]:
             # The end of a pass has no rows.

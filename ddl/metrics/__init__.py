@@ -4,5 +4,4 @@ from ddl.metrics.corpus_metric import CorpusMetric
 from ddl.metrics.keras_metric import KerasMetric
 from ddl.metrics.means import FunctionOfMean, Perplexity, WeightedMean
 
-__all__ = ["CorpusMetric", "FunctionOfMean", "KerasMetric", "Perplexity"]
-__all__ += ["WeightedMean"]
+__all__ = ["CorpusMetric", "FunctionOfMean", "KerasMetric", "Perplexity", "WeightedMean"]

@@ -55,7 +55,11 @@ class WeightedMean:
     """A mean with weights of its own, where a tensor in `metrics` has those of the loss.
 
     return ddl.PerExample(loss, {"head_loss": WeightedMean()(other, weight)})
+
+    It is its own state, see `ddl.metrics.values.StateSums`.
     """
+
+    names, size = ("",), 2
 
     def __call__(self, values: Any, weight: Any) -> Inputs:
         """Returns a value for `ddl.PerExample.metrics`. Replica context.
@@ -67,15 +71,9 @@ class WeightedMean:
         values = tf.convert_to_tensor(values)
         return Inputs(self, tf.zeros_like(values, tf.int64), values, weight)
 
-    def state(self, name: str, labels: Any, outputs: Any, rank: int) -> "SumsOfMean":
-        """Returns the sums; see `ddl.metrics.values.Inputs`. They add up for any inputs."""
-        return SumsOfMean()
-
-
-class SumsOfMean:
-    """Σ weight·value and Σ weight; see `ddl.metrics.values.StateSums`."""
-
-    names, size = ("",), 2
+    def state(self, name: str, labels: Any, outputs: Any, rank: int) -> "WeightedMean":
+        """Returns the sums Σ weight·value and Σ weight, which add up for any inputs."""
+        return self
 
     def sums(self, labels: tf.Tensor, outputs: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
         """See `ddl.metrics.values.StateSums`."""

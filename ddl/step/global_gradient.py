@@ -302,6 +302,8 @@ def _sum_of_changed(
     """
     used = tape.gradient(losses, variables)
     connected = [place for place, gradient in enumerate(used) if gradient is not None]
+    if not connected:
+        return used
     finite = all_finite([tf.convert_to_tensor(used[place]) for place in connected])
 
     def of_row(row: tf.Tensor) -> list[tf.Tensor]:

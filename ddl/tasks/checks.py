@@ -162,6 +162,12 @@ def check_model(model: Any, task: str) -> None:
             f"{task}.model must be a Keras model, got {model!r:.80}. Pass a keras.Model, or in a "
             "config a reference with parentheses, such as @cnn()."
         )
+    for name in ("train_step", "compute_loss", "compute_metrics"):
+        if getattr(type(model), name) is not getattr(keras.Model, name):
+            raise ConfigError(
+                f"{task} does not call the {name} of {model.name!r}. Write it as `per_example` or "
+                "`step` of a task (docs/own-step.md), and remove it from the model."
+            )
 
 
 def output_shape(model: keras.Model) -> tuple[int | None, ...] | None:

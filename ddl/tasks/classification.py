@@ -1,7 +1,7 @@
 """Classification: of examples and pixels by one class each, and by several classes."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import keras
 import numpy as np
@@ -14,12 +14,6 @@ from ddl.metrics.keras_metric import KerasMetric
 from ddl.tasks import checks
 from ddl.tasks.supervised import Compared, Head, Supervised
 from ddl.tasks.task import PerExample
-
-# Called with inputs [batch, …] and training=True.
-Augmentation: TypeAlias = Callable[..., tf.Tensor]
-
-# Called with inputs [batch, …] and labels [batch, …].
-Mixing: TypeAlias = Callable[[tf.Tensor, tf.Tensor], Mixed]
 
 
 class Classification(Supervised):
@@ -44,8 +38,8 @@ class Classification(Supervised):
         label_smoothing: float = 0.0,
         top_k: int | None = None,
         metrics: Sequence[str | KerasMetric] = (),
-        augmentations: Sequence[Augmentation] = (),
-        mixing: Mixing | None = None,
+        augmentations: Sequence[Callable[..., tf.Tensor]] = (),
+        mixing: Callable[[tf.Tensor, tf.Tensor], Mixed] | None = None,
         **names: Any,
     ):
         """Initializes the task.
@@ -68,7 +62,8 @@ class Classification(Supervised):
           names: `input_name`, `label_name` and `class_weight`, as of `Supervised`.
 
         Raises:
-          ConfigError: If `loss` has a reduction, or another argument is out of range.
+          ConfigError: If `loss` has a reduction, another argument is out of range, or both mixing
+            and class weights are given: a mixed example has two classes.
         """
         super().__init__(model, loss or self._cross_entropy, metrics=metrics, **names)
         if not 0 <= label_smoothing < 1 or (label_smoothing and loss is not None):
@@ -78,6 +73,8 @@ class Classification(Supervised):
             )
         if top_k is not None and top_k < 1:
             raise ConfigError(f"{self._name}.top_k must be at least 1, or None, got {top_k}.")
+        if mixing is not None and self._class_weight:
+            raise ConfigError(f"{self._name} takes mixing or class_weight, not both. Drop one.")
         self._ignored: int | None = None
         self._label_smoothing = label_smoothing
         self._top_k = top_k
@@ -96,13 +93,10 @@ class Classification(Supervised):
     def per_example(self, features: dict[str, Any], training: bool) -> PerExample:
         """Computes the loss and metrics of a batch: see `ddl.Task.per_example`. Replica context."""
         inputs, label = self.inputs(features), self._heads[""].label
-        mixed: Mixed | None = None
         for augmentation in self._augmentations if training else ():
             inputs = augmentation(inputs, training=True)
-        if training and self._mixing is not None:
-            mixed = self._mixing(inputs, features[label])
-            inputs = mixed.images
-        logits = self.model(inputs, training=training)
+        mixed = self._mixing(inputs, features[label]) if training and self._mixing else None
+        logits = self.model(inputs if mixed is None else mixed.images, training=training)
         found = self._per_example(features, logits)
         if mixed is not None:
             other = self._per_example({**features, label: mixed.partner_labels}, logits)

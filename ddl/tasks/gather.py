@@ -13,8 +13,7 @@ fewer of them on more replicas, and computes something else. `gather` gives it t
 The check of row independence holds what was gathered: a loss may depend on other rows only so.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -83,10 +82,6 @@ class Gathered(NamedTuple):
     own: tf.Tensor
 
 
-Gathering: TypeAlias = Callable[[list[tf.Tensor], Microbatch], Gathered]
-"""Gathers the tensors of a structure; `Gathered.rows` is a list of as many tensors."""
-
-
 def gather(x: Any) -> Gathered:
     """Returns the rows of all replicas, for a loss across examples. Replica context.
 
@@ -140,7 +135,7 @@ def gathers_error(where: str) -> MicrobatchesError:
 
 
 def refuse_microbatches(tensors: list[tf.Tensor], current: Microbatch) -> Gathered:
-    """Raises MicrobatchesError (`Gathering`), for losses that only the update can trace."""
+    """Raises MicrobatchesError: a `Microbatch.gathering` of losses that only the update traces."""
     raise gathers_error("The loss")
 
 

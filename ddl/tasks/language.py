@@ -132,7 +132,7 @@ class MaskedLanguageModel(LanguageModel):
           The loss of each example, the metrics "accuracy" and "perplexity", and the weight: the sum
           over its masked tokens of 1, or their weight in the data.
         """
-        token, given = features[self.input_name], self._entry_weights(features)
+        token, given = features[self.input_name], self._entry_weights(features, self._weight_name)
         can_mask = features["segment"] > 0 if "segment" in features else None
         if given is not None:
             can_mask = given > 0 if can_mask is None else can_mask & (given > 0)

@@ -76,8 +76,10 @@ def _variables(item: Any) -> Iterable[tf.Variable]:
     return []
 
 
-def own_variables_of(task: Any, layers: Iterable[keras.layers.Layer]) -> list[tf.Variable]:
-    """Returns the variables that a task keeps outside of its layers, such as queues and counters.
+def own_variables_of(task: Any, layers: Sequence[keras.layers.Layer]) -> list[tf.Variable]:
+    """Returns the variables that Keras does not track, such as queues and counters.
+
+    A task holds them in its attributes, or a layer holds a `tf.Variable`.
 
     Args:
       task: The task.
@@ -87,7 +89,9 @@ def own_variables_of(task: Any, layers: Iterable[keras.layers.Layer]) -> list[tf
       Each variable once; a distributed variable is not split into its copies.
     """
     of_layers = {id(v.value) for layer in layers for v in layer.variables}
-    every = (v for item in own_items_of(task) for v in _variables(item))
+    within = (item for layer in layers for item in _items(list(attributes_of(layer).values())))
+    of_tensorflow = (item for item in within if isinstance(item, tf.Variable))
+    every = (v for item in (*own_items_of(task), *of_tensorflow) for v in _variables(item))
     return list({id(v): v for v in every if id(v) not in of_layers}.values())
 
 

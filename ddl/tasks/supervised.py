@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import keras
 import tensorflow as tf
 
-from ddl.errors import ConfigError, DataError, check_choice
+from ddl.errors import ConfigError, DataError
 from ddl.layers.broadcasting import broadcasts, with_rank
 from ddl.metrics.keras_metric import KerasMetric
 from ddl.metrics.means import WeightedMean
@@ -59,8 +59,8 @@ class Supervised:
 
     A model with several outputs takes a loss for each, by the output's name: the key of the dict
     that it returns, or else the name in `model.output_names`. The label of an output is the feature
-    of its name, as of pairs (x, {name: y}). The loss is the sum over the outputs, each a mean of
-    its own; "NAME_loss" reports each.
+    of its name, as of pairs (x, {name: y}), and (x, {name: y}, {name: weights}) weighs each output.
+    The loss is the sum over the outputs, each a mean of its own; "NAME_loss" reports each.
 
     Loss and metrics are means over the valid entries of the global batch, on any devices: a mask of
     an output (`Embedding(mask_zero=True)`, `Masking`), weights per time step in (x, y, w), and the
@@ -114,6 +114,7 @@ class Supervised:
         self._weight_name = checks.ENTRY_WEIGHT
         self._heads = self._made_heads(loss, metrics, loss_weights, label_name)
         self._not_inputs = {head.label for head in self._heads.values()}
+        self._not_inputs |= {f"{checks.ENTRY_WEIGHT}_{label}" for label in self._not_inputs}
         self._class_weight = dict(class_weight or {})
         if not all(isinstance(key, numbers.Integral) for key in self._class_weight):
             raise ConfigError(f"{self._name}.class_weight must map integers, got {class_weight}.")
@@ -196,9 +197,9 @@ class Supervised:
                 f"{self.model.name!r} returns {got}. Give ddl.Supervised losses as a dict by the "
                 "keys that the model returns, or by its output_names."
             )
-        entries = self._entry_weights(features)
+        of_all = self._entry_weights(features, self._weight_name)
         pairs = zip(self._heads.values(), given, strict=True)
-        found = [self._weighted(features, head, output, entries) for head, output in pairs]
+        found = [self._weighted(features, head, output, of_all) for head, output in pairs]
         return found[0][0] if single else _joined(self._heads, *zip(*found, strict=True))
 
     def _compared(self, head: Head, labels: tf.Tensor, outputs: tf.Tensor) -> Compared:
@@ -211,42 +212,38 @@ class Supervised:
         return Compared(loss, metrics, valid_in_loss=getattr(loss, "_keras_mask", None))
 
     def _weighted(
-        self, features: Mapping[str, Any], head: Head, output: tf.Tensor, entries: tf.Tensor | None
+        self, features: Mapping[str, Any], head: Head, output: tf.Tensor, of_all: tf.Tensor | None
     ) -> tuple[PerExample, list[tf.Tensor]]:
         """Returns the values of an output by example, as means over entries; and its weights."""
         outputs, labels = checks.in_float32(output), features[head.label]
         loss, metrics, valid, valid_in_loss = self._compared(head, labels, outputs)
         mask = getattr(output, "_keras_mask", None)
-        weights = [one for one in (mask, valid, entries) if one is not None]
-        of_metrics = of_loss = _product(weights)
+        own = self._entry_weights(features, f"{checks.ENTRY_WEIGHT}_{head.label}")
+        weights = [one for one in (mask, valid, of_all, own) if one is not None]
+        alone = [] if valid_in_loss is None else [valid_in_loss]
         if self._class_weight:
-            weights.append(_class_weights(labels, outputs, self._class_weight))
-        if valid_in_loss is not None:
-            weights.append(valid_in_loss)
-        if self._class_weight or valid_in_loss is not None:
-            of_loss = _product(weights)
+            alone.append(_class_weights(labels, outputs, self._class_weight))
+        of_metrics = _product(weights)
+        of_loss = _product([*weights, *alone]) if alone else of_metrics
         values: dict[str, Value] = {}
+        of_rows = tf.ones(loss.shape[:1]) if of_metrics is None and alone else of_metrics
         for name, value in metrics.items():
             if isinstance(value, Inputs):
-                if of_loss is not None and value.weight is None:
-                    ones = tf.ones(value.labels.shape[:1])
-                    value = value._replace(weight=ones if of_metrics is None else of_metrics)
-                values[name] = value
+                values[name] = value if value.weight is not None else value._replace(weight=of_rows)
             elif isinstance(value, OfMean):
                 values[name] = value._replace(values=_means(value.values, of_metrics, name))
             else:
                 values[name] = _means(value, of_metrics, name)
-                if of_metrics is not of_loss:
-                    own = tf.ones_like(values[name]) if of_metrics is None else _sums(of_metrics)
-                    values[name] = WeightedMean()(values[name], own)
-        return PerExample(_means(loss, of_loss, "loss"), values, _sums(of_loss)), weights
+                if alone:
+                    values[name] = WeightedMean()(values[name], _sums(of_rows))
+        return PerExample(_means(loss, of_loss, "loss"), values, _sums(of_loss)), weights + alone
 
-    def _entry_weights(self, features: Mapping[str, Any]) -> tf.Tensor | None:
+    def _entry_weights(self, features: Mapping[str, Any], name: str) -> tf.Tensor | None:
         """Returns the weights of entries in the data, [batch, …], after a check of the values."""
-        if self._weight_name not in features:
+        if name not in features:
             return None
-        weight = tf.cast(features[self._weight_name], tf.float32)
-        message = f"Feature {self._weight_name!r} must hold finite numbers of at least 0"
+        weight = tf.cast(features[name], tf.float32)
+        message = f"Feature {name!r} must hold finite numbers of at least 0"
         return tf.debugging.check_numerics(tf.where(weight < 0, math.nan, weight), message)
 
 
@@ -264,7 +261,7 @@ class Regression(Supervised):
         self,
         model: keras.Model,
         *,
-        loss: Literal["squared", "absolute", "huber"] = "squared",
+        loss: Any = "mse",
         **names: Any,
     ):
         """Initializes the task.
@@ -272,21 +269,18 @@ class Regression(Supervised):
         Args:
           model: Maps inputs [batch, …] to outputs [batch, …]; a model with several inputs gets a
             dict of the features.
-          loss: "squared", "absolute", or "huber": squared up to an error of 1, linear beyond (Huber
-            1964, "Robust Estimation of a Location Parameter"; `Supervised` takes others).
+          loss: As of `Supervised`, such as "mae", or "huber": squared up to an error of 1, linear
+            beyond (Huber 1964, "Robust Estimation of a Location Parameter").
           names: `input_name` and `label_name`, as of `Supervised`.
 
         Raises:
           ConfigError: If the model is none, or `loss` is unknown.
         """
-        check_choice("Regression.loss", loss, ("squared", "absolute", "huber"))
         rmse = KerasMetric("RootMeanSquaredError", {"name": "root_mean_squared_error"})
-        huber = keras.losses.Huber(reduction=None)
-        function = {"squared": "mse", "absolute": "mae", "huber": huber}[loss]
         metrics: list[Any] = ["mean_absolute_error", "mean_squared_error", rmse]
         if len(checks.output_shape(model) or ()) < 2:
             metrics.append(KerasMetric("R2Score", {"name": "r2"}))
-        super().__init__(model, function, metrics=metrics, **names)
+        super().__init__(model, loss, metrics=metrics, **names)
 
 
 def _by_output(model: keras.Model, given: Any) -> Any:
@@ -336,7 +330,9 @@ def _function(given: Any, kind: Literal["loss", "metric"]) -> tuple[str, _Functi
             )
         # Not the loss itself, which would drop the mask of `ignore_class` and cast to floatx.
         return name, _checked(found.call, getattr(found, "fn", None), kind)
-    if isinstance(found, keras.metrics.MeanMetricWrapper):
+    if isinstance(found, mean := keras.metrics.MeanMetricWrapper) and all(
+        getattr(type(found), name) is getattr(mean, name) for name in ("update_state", "result")
+    ):
         checked = _checked(found._fn, found._fn, kind)
         return name, functools.partial(checked, **found._fn_kwargs)
     if isinstance(found, keras.metrics.Metric):

@@ -1,13 +1,13 @@
 """Interface between a task and the Trainer."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import keras
 import tensorflow as tf
 
-from ddl.errors import ConfigError, DataError, check_takes
+from ddl.errors import ConfigError, check_takes
 from ddl.metrics.values import Value
 
 
@@ -142,30 +142,16 @@ def check_task(task: Any) -> None:
 
 # Only the feature "weight" weighs its example. Under Keras's name, sample_weight, or a similar one,
 # weights would have no effect, nor would those of entries in a task that does not read them.
-_LIKE_WEIGHT = [f"{kind}weight" for kind in ("", "sample", "example", "instance", "loss", "entry")]
+_LIKE_WEIGHT = re.compile(
+    r"(sample|example|instance|loss|entry)?[^a-z]*weights?[^a-z]*|entry_weight_.*", re.IGNORECASE
+)
 
 
 def names_resembling_weight(names: Iterable[str]) -> list[str]:
     """Returns the names that look like "weight", such as sample_weight or exampleWeights."""
-    letters = {name: re.sub("[^a-z]", "", name.lower()).removesuffix("s") for name in names}
-    return [name for name, of_it in letters.items() if of_it in _LIKE_WEIGHT and name != "weight"]
+    return [name for name in names if name != "weight" and _LIKE_WEIGHT.fullmatch(name)]
 
 
-def check_read(features: Mapping[str, tf.Tensor], task: str, output: Any) -> None:
-    """Checks that the task reads every given feature. Call it in the features' graph.
-
-    Args:
-      features: The features that are named like weights, as passed to the task.
-      task: Name of the task, for the error.
-      output: The value that the task returned. It may hold a feature as it is, such as a weight.
-
-    Raises:
-      DataError: If the task neither computes with a feature nor returns it.
-    """
-    returned = {id(tensor) for tensor in tf.nest.flatten(output)}
-    for name, feature in features.items():
-        if not feature.consumers() and id(feature) not in returned:
-            raise DataError(
-                f"The data have a feature {name!r} that {task} does not read, so it would have no "
-                "effect. Give one 'weight' for each example, read it in the task, or remove it."
-            )
+def is_read(feature: tf.Tensor, output: Any) -> bool:
+    """Returns whether a task computes with a feature or returns it; in the feature's graph."""
+    return bool(feature.consumers()) or any(feature is x for x in tf.nest.flatten(output))

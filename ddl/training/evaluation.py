@@ -193,14 +193,13 @@ class Evaluations:
         self._sums = TracedByForm(self._sums_of, compiler)
         self._outputs = TracedByForm(self._outputs_of, compiler)
         self._iterators: dict[BatchPipeline, Any] = {}  # of the trainer's own data
-        names = [] if own is None else [*self._loss(own).form.metrics.names]
-        self._corpus_metrics = checked_corpus_metrics(corpus_metrics, names)
+        self._corpus_metrics = checked_corpus_metrics(corpus_metrics, [])
+        of_corpora = [name for metric in self._corpus_metrics for name in metric.names]
+        self.names = () if own is None else (*self._loss(own).form.metrics.names, *of_corpora)
         for metric in self._corpus_metrics:
             check_has_outputs(self._task, "Trainer.corpus_metrics")
             if own is not None:
                 self._check_features(own.element_spec, metric.features or ())
-            names += metric.names
-        self.names = () if own is None else tuple(names)
 
     def means(self, data: Any, state: TrainingState) -> dict[str, float]:
         """Returns the figures of data by name, for the present weights.
@@ -246,11 +245,17 @@ class Evaluations:
         return means
 
     def _loss(self, pipeline: BatchPipeline) -> Loss:
-        """Returns the loss; probes it on the first data that have these features."""
+        """Returns the loss; probes it on the first data that have these features.
+
+        Raises:
+          ConfigError: If two figures have one name.
+        """
         spec = spec_of(pipeline)
         if spec not in self._losses:
             with self._workers.failing_together():
-                self._losses[spec] = self._probes.loss(pipeline)
+                loss = self._probes.loss(pipeline)
+                checked_corpus_metrics(self._corpus_metrics, loss.form.metrics.names)
+            self._losses[spec] = loss
         return self._losses[spec]
 
     @fixed_order_of_sums()
@@ -417,7 +422,7 @@ def joined(every: Sequence[Any]) -> Any:
 
 
 def _refuse(tensors: list[tf.Tensor], current: Microbatch) -> Gathered:
-    """Refuses `ddl.gather` (`ddl.tasks.gather.Gathering`)."""
+    """Refuses `ddl.gather` (`Microbatch.gathering`)."""
     raise ConfigError(
         "ddl.gather was called in predict, but an output must not depend on the other examples of "
         "its batch. Compare examples in a loss, or in a ddl.metrics.CorpusMetric."

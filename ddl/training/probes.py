@@ -36,7 +36,7 @@ from ddl import microbatch, random
 from ddl.data.checks import data_errors
 from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.traits import traits_of
-from ddl.errors import ConfigError, DdlError, message_of
+from ddl.errors import ConfigError, DataError, DdlError, message_of
 from ddl.layers.lookups import look_up_rows
 from ddl.layers.normalization import take_over_moments
 from ddl.microbatch import Microbatch, without_traces_of_the_user
@@ -60,8 +60,8 @@ from ddl.tasks.task import (
     LossFunction,
     PerExample,
     Task,
-    check_read,
     evaluation_loss,
+    is_read,
     names_resembling_weight,
 )
 from ddl.training.checks import naming_features
@@ -106,8 +106,8 @@ class Probes:
     task: Task
     strategy: tf.distribute.Strategy
     optimizers: Sequence[keras.optimizers.Optimizer]
-    # Features named like weights that any loss has read.
-    _read: set[str] = dataclasses.field(default_factory=set)
+    # Whether any loss has read each feature that is named like a weight.
+    _read: dict[str, bool] = dataclasses.field(default_factory=dict)
 
     def loss(self, pipeline: BatchPipeline, function: LossFunction | None = None) -> Loss:
         """Returns a loss after its probes.
@@ -119,7 +119,7 @@ class Probes:
         Raises:
           ConfigError: If the task cannot be evaluated, an operation mixes dtypes, or as
             `Probe.form`.
-          DataError: As `Probe.form`.
+          DataError: As `Probe.form`; in an evaluation as `check_read`.
         """
         task, training = self.task, function is not None
         function = function or getattr(task, "per_example", None) or evaluation_loss(task)
@@ -133,6 +133,8 @@ class Probes:
         probe = Probe(self.strategy, loss, pipeline, training, self._read)
         try:
             loss.form = probe.form(self.optimizers)
+            if not training:  # in training, another loss may read it
+                self.check_read()
         except TypeError as error:
             if not _MIXED_DTYPES.search(text := message_of(error)):
                 raise
@@ -146,6 +148,14 @@ class Probes:
             ) from error
         return loss
 
+    def check_read(self) -> None:
+        """Raises DataError if the data have a feature named like a weight that no loss reads."""
+        if unread := [name for name, is_read in self._read.items() if not is_read]:
+            raise DataError(
+                f"The data have a feature {unread[0]!r} that {type(self.task).__name__} does not "
+                "read. Give one 'weight' for each example, read it in the task, or remove it."
+            )
+
 
 @dataclasses.dataclass(eq=False)
 class Probe:
@@ -155,7 +165,7 @@ class Probe:
     loss: Loss
     pipeline: BatchPipeline
     training: bool
-    read: set[str]
+    read: dict[str, bool]
     # Whether all replicas are traced, and not only the first one, which stands for all.
     every: bool = False
     # What the first run computed across rows: by whether `ddl.gather` did, and number of the call.
@@ -314,10 +324,8 @@ class Probe:
             with no_variables, naming_features(loss.where, features), current.forward():
                 output = loss.function(dict(features), self.training)
             check_output(output, loss.where, rows)
-            names = names_resembling_weight(features)
-            weights = {name: features[name] for name in names if name not in self.read}
-            check_read(weights, type(self.loss.task).__name__, output)
-            self.read.update(weights)  # an evaluation may leave out what training reads
+            for name in names_resembling_weight(features):
+                self.read[name] = self.read.get(name, False) or is_read(features[name], output)
             found.append((output, current))
 
         @tf.function(autograph=False)

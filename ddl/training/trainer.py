@@ -190,6 +190,7 @@ class Trainer:
             plan = plan_of(
                 task, self.optimizer, lambda of, name: probes.loss(train[name], of), strategy, train
             )
+            probes.check_read()
         compiler = Compiler(jit_compile, strategy, "evaluation")
         self._evaluations = Evaluations(probes, train, self.eval_pipeline, corpus_metrics, compiler)
         # ---------------------------------------------------------- update

@@ -112,10 +112,14 @@ def test_a_look_up_on_replicas_exports_without_warnings(caplog, monkeypatch, tmp
 
 
 class Counting(keras.layers.Layer):
+    """Counts in a weight, and in a variable that Keras does not track."""
+
     def build(self, _):
         self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False)
+        self.untracked = tf.Variable(0.0, trainable=False)
 
     def call(self, x):
+        self.untracked.assign_add(1.0)
         self.calls.assign_add(1.0)
         return x * self.calls
 
@@ -141,7 +145,8 @@ def test_evaluations_and_skipped_updates_leave_what_passes_count(factor):
         trainer.train(3, progress=False)
     trainer.evaluate((X, Y))
     trainer.predict(X)
-    assert [task.seen, task.model.layers[0].calls] == [0 if factor > 1 else 3] * 2
+    counts = task.model.layers[0]
+    assert [task.seen, counts.calls, counts.untracked] == [0 if factor > 1 else 3] * 3
 
 
 def test_numbers_of_words_are_not_rounded_to_half_precision():

@@ -27,3 +27,17 @@ def test_a_weight_that_the_task_does_not_read_is_refused(name, rank, shown):
     data = {**DATA, name: np.ones([8, 3][:rank], "f4")}
     with pytest.raises(DataError, match=f"feature '{shown}' that Regression does not read"):
         ddl.Trainer(Regression(), "sgd", data, global_batch_size=4)
+
+
+class TwoLosses(Regression):
+    def weighted(self, features, training):
+        return self.per_example(features, training)._replace(weight=features["sample_weight"])
+
+    def step(self, update, batch):
+        plain = update.gradients(self.per_example, batch)
+        update.apply(plain + update.gradients(self.weighted, batch))
+
+
+def test_a_weight_that_one_of_several_losses_reads_is_taken():
+    data = {**DATA, "sample_weight": np.ones(8, "f4")}
+    ddl.Trainer(TwoLosses(), "sgd", data, global_batch_size=4)

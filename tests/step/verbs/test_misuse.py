@@ -200,7 +200,8 @@ def test_a_variable_that_a_loss_does_not_see_has_gradient_0():
 
     def step(t, u, b):
         own = u.gradients(t.per_example, b, [*t.model.trainable_variables, *t.slow.weights])
-        t.seen.assign(own.of(t.slow.weights).norm())
+        idle = u.gradients(t.per_example, b, t.slow.weights, each=lambda all: all, name="idle")
+        t.seen.assign(own.of(t.slow.weights).norm() + idle.norm())
         u.apply(own)
 
     def seen():
