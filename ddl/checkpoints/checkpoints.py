@@ -237,7 +237,7 @@ class Checkpoints:
         saved = self.saved()
         if checkpoint == "best" and self.retention.best_metric is None:
             raise ConfigError(
-                "The best checkpoint requires Retention.best_metric, got None. Set it in the config."
+                "The best checkpoint needs Retention.best_metric, got None. Set it in the config."
             )
         if checkpoint == "latest":
             found = self._directory.newest(self.report)

@@ -203,7 +203,7 @@ def test_a_worker_with_another_folder_is_found(tmp_path, trainer, other):
         checkpoints.restore_latest()
     without = Checkpoints(tmp_path / "empty", other)
     without._workers = TwoWorkers(1, [step])
-    with pytest.raises(ModelDirectoryError, match=rf"step-{step} cannot be read.*chief's model_dir"):
+    with pytest.raises(ModelDirectoryError, match=rf"step-{step} cannot be read.*chief's model"):
         without.restore_model()
     for value, reference in zip(weights_and_slots(other), before, strict=True):
         np.testing.assert_array_equal(value, reference)
