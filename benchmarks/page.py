@@ -96,11 +96,13 @@ def draw(result: dict[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     picture, table = PICTURES[result["name"]], result["tables"][0]
-    names = [textwrap.fill(str(row[0]), 14, break_long_words=False) for row in table["rows"]]
+    places = {column: list(table["columns"]).index(column) for column in picture.columns}
+    rows = [x for x in table["rows"] if not all(isinstance(x[p], str) for p in places.values())]
+    names = [textwrap.fill(str(row[0]), 14, break_long_words=False) for row in rows]
     figure = Figure(figsize=(max(6.0, 0.9 * len(names)), 3.8), layout="constrained")
     axes, width = figure.add_subplot(), 0.8 / len(picture.columns)
-    for number, column in enumerate(picture.columns):
-        cells = [row[list(table["columns"]).index(column)] for row in table["rows"]]
+    for number, column in enumerate(places):
+        cells = [row[places[column]] for row in rows]
         drawn = [(place, cell) for place, cell in enumerate(cells) if not isinstance(cell, str)]
         spreads = np.array([c if isinstance(c, list) else [c] * 3 for _, c in drawn]).reshape(-1, 3)
         middle, low, high = spreads.T

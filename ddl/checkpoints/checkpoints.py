@@ -237,7 +237,7 @@ class Checkpoints:
         saved = self.saved()
         if checkpoint == "best" and self.retention.best_metric is None:
             raise ConfigError(
-                "--checkpoint=best requires Retention.best_metric, got None. Set it in the config."
+                "The best checkpoint needs Retention.best_metric, got None. Set it in the config."
             )
         if checkpoint == "latest":
             found = self._directory.newest(self.report)
@@ -248,7 +248,7 @@ class Checkpoints:
         if found is None:
             steps = contents.some([str(each.step) for each in saved]) or "none"
             raise ModelDirectoryError(
-                f"There is no checkpoint {checkpoint} in {self.folder}. Pass another --model_dir, "
+                f"There is no checkpoint {checkpoint} in {self.folder}. Pass another model_dir, "
                 f"or one of the steps that it has: {steps}."
             )
         return found
@@ -263,8 +263,8 @@ class Checkpoints:
     def _readable(self, step: int) -> SavedCheckpoint:
         if damage := self._directory.damage_of(saved := self._directory.at(step)):
             raise ModelDirectoryError(
-                f"{saved} cannot be read: {damage}. Pass another --checkpoint; all workers need "
-                "the files of the chief's --model_dir."
+                f"{saved} cannot be read: {damage}. Pass another checkpoint; all workers need "
+                "the files of the chief's model_dir."
             )
         return saved
 
@@ -284,7 +284,7 @@ class Checkpoints:
             self._workers.barrier()
             raise ModelDirectoryError(
                 f"Step {step:,} in {self.folder} of worker {worker} has another digest than the "
-                "chief's. Give all workers one --model_dir on a file system that they share."
+                "chief's. Give all workers one model_dir on a file system that they share."
             )
         return saved
 
@@ -313,7 +313,7 @@ class Checkpoints:
         if failure:
             raise ModelDirectoryError(
                 f"{saved} cannot be restored: {failure}. Pass config, data and callbacks of the "
-                "run that saved it, or another --model_dir, such as with these weights (WarmStart)."
+                "run that saved it, or another model_dir, such as with these weights (WarmStart)."
             )
         for layer in layers_of(self.trainer.task):
             if isinstance(layer, keras.layers.Normalization) and layer.built:

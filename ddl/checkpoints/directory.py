@@ -179,7 +179,7 @@ class CheckpointDirectory:
             listing = "\n".join(f"  {saved}: {damage}" for saved, damage in damaged.items())
             raise ModelDirectoryError(
                 f"No checkpoint in {self.path} can be read:\n{listing}\n"
-                "Restore one from a backup, or start a new run in another --model_dir."
+                "Restore one from a backup, or start a new run in another model_dir."
             )
         return None
 

@@ -39,7 +39,7 @@ class RunDirectory:
         self.arguments = self.path / "arguments.json"
         self.metrics = self.path / "metrics.jsonl"
         self.export = self.path / "export"
-        self._name = f"--model_dir={path}"
+        self._name = f"model_dir={path}"
         self._lock: int | None = None
         fault = ""
         with naming(self._name):

@@ -135,10 +135,10 @@ def check_predicts(trainer: Trainer, path: str | os.PathLike[str], data: Any) ->
       ModelDirectoryError: If the file is there already.
     """
     if os.path.splitext(path)[1] not in PREDICTIONS:
-        raise ConfigError(f"--predictions must end with {either(PREDICTIONS)}, got {path}.")
+        raise ConfigError(f"The file must end with {either(PREDICTIONS)}, got {path}.")
     if os.path.exists(path):
-        raise ModelDirectoryError(f"--predictions={path} is there already. Pass another name.")
-    check_has_outputs(trainer.task, "--mode=predict")
+        raise ModelDirectoryError(f"{path} is there already. Pass another name.")
+    check_has_outputs(trainer.task, "a prediction")
     data = data() if callable(data) else data
     if data is None and trainer.eval_pipeline is not None:
         data = trainer.eval_pipeline.source
@@ -170,7 +170,7 @@ class _Parts:
     def __init__(self, path: Path):
         self.path = path
         self.folder = path.with_name(path.name + ".partial")
-        self._name = f"--predictions={path}"
+        self._name = str(path)
         self._lock: int | None = None
 
     def open(self, identity: Mapping[str, str]) -> int:
@@ -190,7 +190,7 @@ class _Parts:
         if changed := [name for name in identity if saved.get(name) != identity[name]]:
             raise ModelDirectoryError(
                 f"{self.folder} holds rows of a stopped command whose {' and '.join(changed)} "
-                "differ. Repeat that command, remove the folder, or pass another --predictions."
+                "differ. Repeat that command, remove the folder, or pass another file."
             )
         return int(parts[-1].stem.partition("-")[2]) if parts else 0
 

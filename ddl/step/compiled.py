@@ -66,9 +66,9 @@ class Compiler:
         apart = traits.asynchronous or traits.shares_variables
         if apart and self._required:
             raise ConfigError(
-                "--jit_compile=on needs the weights on the device of each replica, got "
-                f"{type(strategy).__name__}, which keeps them elsewhere. Leave --jit_compile out, "
-                "or choose another --strategy, such as mirrored."
+                "jit_compile=on needs the weights on the device of each replica, got "
+                f"{type(strategy).__name__}, which keeps them elsewhere. Leave jit_compile out, "
+                "or choose another strategy, such as mirrored."
             )
         self._has_one_replica = strategy.num_replicas_in_sync == 1
         self._takes_passes = True
@@ -165,14 +165,14 @@ class Compiler:
             except CannotCompileError as error:
                 if self._required:
                     raise ConfigError(
-                        "--jit_compile=on needs operations that XLA can compile, but in "
+                        "jit_compile=on needs operations that XLA can compile, but in "
                         f"{self._what} {error.reason}. Replace the operation, or pass "
-                        "--jit_compile=auto, which then goes without XLA."
+                        "jit_compile=auto, which then goes without XLA."
                     ) from None
                 # The update is compiled all the same.
                 self.is_on, self._takes_passes = self._takes_passes, False
                 logging.warning(
-                    "%s is not compiled by XLA%s: %s. --jit_compile=off hides this line.",
+                    "%s is not compiled by XLA%s: %s. jit_compile=off hides this line.",
                     self._what.capitalize(),
                     ", but for the update" if self.is_on else "",
                     error.reason,

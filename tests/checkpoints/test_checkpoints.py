@@ -199,11 +199,11 @@ def test_a_worker_with_another_folder_is_found(tmp_path, trainer, other):
     before = weights_and_slots(other)
     checkpoints = Checkpoints(tmp_path / "chief", other)
     checkpoints._workers = TwoWorkers(other_digest=1.0)
-    with pytest.raises(ModelDirectoryError, match="worker 1 has another digest .* --model_dir"):
+    with pytest.raises(ModelDirectoryError, match="worker 1 has another digest .* model_dir"):
         checkpoints.restore_latest()
     without = Checkpoints(tmp_path / "empty", other)
     without._workers = TwoWorkers(1, [step])
-    with pytest.raises(ModelDirectoryError, match=rf"step-{step} cannot be read.*chief's --model"):
+    with pytest.raises(ModelDirectoryError, match=rf"step-{step} cannot be read.*chief's model"):
         without.restore_model()
     for value, reference in zip(weights_and_slots(other), before, strict=True):
         np.testing.assert_array_equal(value, reference)

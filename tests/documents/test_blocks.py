@@ -32,7 +32,6 @@ PROGRAMS = {
     "areas.py": (r"'auc_by_ranks': 0\.", {"train(200)": "train(2)"}),
     "own_layers.py": (r"'accuracy'", {"train(100)": "train(2)"}),
     "my_gan.py": (r"loss/real_or_fake", {"train(100)": "train(2)"}),
-    "layer_norms.py": ("^Done: step 2", {"train_steps=200": "train_steps=2", "(100": "(1"}),
     "info_nce.py": (r"loss", {"train(100)": "train(2)"}),
     "items.py": (r"^1000 {'image': TensorSpec\(shape=\(1,\)", {}),
     "array_records.py": (r"^$", {}),

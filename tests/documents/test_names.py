@@ -17,7 +17,7 @@ from tests.documents.pages import PAGES, ROOT, all_code, files, prose
 # Flags and variables of other programs.
 FLAGS_OF_OTHERS = {"distribution", "gpus-per-task", "logdir"}
 VARIABLES_OF_OTHERS = {
-    *("TF_CONFIG", "TF_ENABLE_ONEDNN_OPTS", "TPU_NAME", "GLIBC_TUNABLES", "MALLOC_ARENA_MAX"),
+    *("TF_CONFIG", "TF_ENABLE_ONEDNN_OPTS", "TPU_NAME", "MALLOC_ARENA_MAX"),
     *("HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_TIMELINE"),
 }
 STANDARD = (ROOT / "ddl" / "standard.gin").read_text()

@@ -1,7 +1,5 @@
 """Each file of examples/: its command, and a dry run."""
 
-import functools
-import tempfile
 from pathlib import Path
 
 import keras
@@ -16,21 +14,13 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(
     path.stem for path in (ROOT / "examples").glob("*.py") if path.with_suffix(".gin").exists()
 )
-SMALL = ("cnn.blocks = ((8,),)", "cnn.hidden_units = (16,)")
-
-_INPUTS = tempfile.TemporaryDirectory(prefix="ddl-examples-")
-
-
-@functools.cache
-def teacher() -> str:
-    """Returns the parameter with the model that is distilled."""
-    path = f"{_INPUTS.name}/teacher.keras"
-    ddl.models.mlp((8, 8, 1), 10, hidden_units=(4,)).save(path)
-    return f"Distill.teacher = '{path}'"
-
-
-# Parameters of the example that reads the result of another run.
-INPUTS = {"distillation": teacher}
+SMALL_CNN = ("cnn.blocks = ((8,),)", "cnn.hidden_units = (16,)")
+SMALL = {
+    "ddpm": ("denoiser.blocks = 1",),
+    "tagging": ("lines_of_the_play.length = 8",),
+    "u_net": ("unet.widths = (4, 8)",),
+    "wgan_gp": ("WganGp.critic_updates = 2",),
+}
 
 
 def text_of(example) -> str:
@@ -46,12 +36,15 @@ def test_the_header_gives_the_command(example):
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_a_dry_run(example, capsys, monkeypatch):
+def test_a_dry_run(example, tmp_path, capsys, monkeypatch):
     """As of `ddl.main`, but for the export of the model, which takes as long as the rest."""
     monkeypatch.setattr(train, "export", lambda *_: None)
-    params = [INPUTS[example]()] if example in INPUTS else []
+    params = list(SMALL.get(example, ()))
+    if example == "distillation":
+        ddl.models.mlp((8, 8, 1), 10, hidden_units=(4,)).save(tmp_path / "teacher.keras")
+        params.append(f"Distill.teacher = '{tmp_path}/teacher.keras'")
     if "include 'digits_cnn" in text_of(example):
-        params += SMALL
+        params += SMALL_CNN
     keras.utils.clear_session()  # names as in a new process
     config.load([f"{ROOT}/examples/{example}.gin"], params)
     train.run(train.Placement(make_strategy("one_device", 1)), None, dry_run=True)

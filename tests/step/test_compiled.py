@@ -81,7 +81,7 @@ def test_a_layer_that_cannot_be_compiled_is_named_before_training(layer, replica
     made = trainer(layer, make_strategy("mirrored", 2) if replicas == 2 else None)
     with pytest.raises(ConfigError) as raised:
         made.trace()
-    for word in ["--jit_compile=on", "training", *words, "--jit_compile=auto"]:
+    for word in ["jit_compile=on", "training", *words, "jit_compile=auto"]:
         assert word in str(raised.value)
     assert made.step == 0
 
