@@ -66,8 +66,8 @@ class Drawn(NamedTuple):
 def without_traces_of_the_user() -> Iterator[None]:
     """Runs a task's own `tf.function`s untraced within the `with` block.
 
-    Training would reuse a trace made with the microbatch of a trial. Untraced, each function runs
-    as a part of its caller.
+    A trace holds the numbers that its microbatch draws: training would reuse that of a trial, and
+    a second loss of a step that of the first. Untraced, each function runs as a part of its caller.
     """
     # TensorFlow has this switch for the process alone. Tried in its place, to trace the functions
     # anew: `tf.compat.v1.device` with a callable, which the key of a trace leaves out where eager

@@ -1,5 +1,6 @@
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import ddl
@@ -25,28 +26,32 @@ def test_what_is_recomputed_for_the_backward_pass_draws_the_same():
     assert {0.0, 4.0} == set(y.numpy().ravel())
 
 
-class Traced(keras.layers.Layer):
-    """Draws and takes moments in a function that `trace` may trace."""
+class TwoLosses:
+    """Draws and takes moments in a function that `trace` may trace, in both losses of a step."""
 
     def __init__(self, trace):
-        super().__init__()
         inner = [keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)]
-        self.inner, self.function = keras.Sequential(inner), trace(self.compute)
+        self.model = keras.Sequential([keras.Input((3,)), *inner, keras.layers.Dense(1)])
+        self.function = trace(lambda x: self.model(x, training=True)[:, 0])
 
-    def compute(self, x):
-        return self.inner(x, training=True)
+    def squares(self, features, training):
+        return ddl.PerExample(self.function(features["input"]) ** 2)
 
-    def call(self, x):
-        return self.function(x)
+    def sizes(self, features, training):
+        return ddl.PerExample(tf.abs(1 - self.function(features["input"])))
+
+    def step(self, update, batch):
+        update.minimize(self.squares, batch)
+        update.minimize(self.sizes, batch)
 
 
-def test_the_probes_leave_no_trace_of_a_function_of_the_users():
-    """Of 8 rows, as training has them. Training would reuse it, with what the probes held."""
-    rows, found = (np.random.default_rng(0).normal(size=(16, 3)), np.arange(16) % 2), []
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_a_function_that_the_user_traces_draws_anew_in_each_loss(microbatches):
+    rows, found = {"input": np.random.default_rng(0).normal(size=(16, 3))}, []
     for trace in (tf.function, lambda function: function):
         keras.utils.set_random_seed(0)
-        task = ddl.Classification(keras.Sequential([Traced(trace), keras.layers.Dense(2)]))
-        ddl.Trainer(task, keras.optimizers.SGD(0.5), rows, global_batch_size=8).train(2)
+        task, options = TwoLosses(trace), {"accumulation_steps": microbatches}
+        ddl.Trainer(task, keras.optimizers.SGD(0.1), rows, global_batch_size=8, **options).train(3)
         found.append(task.model.get_weights())
     for ours, theirs in zip(*found, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from ddl.data.batch import Batch
 from ddl.errors import ConfigError
+from ddl.microbatch import without_traces_of_the_user
 from ddl.optimizers.weight_average import WeightAverages
 from ddl.precision import LossScale
 from ddl.step.engine import BUILT_IN, Engine, Plan
@@ -75,6 +76,7 @@ class TrainStep:
         return names
 
     @fixed_order_of_sums()
+    @without_traces_of_the_user()
     def __call__(
         self, batches: Mapping[str, Batch], state: TrainingState
     ) -> tuple[TrainingState, tf.Tensor]:

@@ -23,7 +23,7 @@ from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, DataError, check_no_text
 from ddl.metrics import CorpusMetric
 from ddl.metrics.corpus_metric import checked_corpus_metrics
-from ddl.microbatch import Microbatch
+from ddl.microbatch import Microbatch, without_traces_of_the_user
 from ddl.random import placing_of
 from ddl.step.compiled import Compiler
 from ddl.step.fixed_order import fixed_order_of_sums
@@ -259,6 +259,7 @@ class Evaluations:
         return self._losses[spec]
 
     @fixed_order_of_sums()
+    @without_traces_of_the_user()
     def _sums_of(
         self, pipeline: BatchPipeline, iterator: Any, count: tf.Tensor, step: tf.Tensor
     ) -> tf.Tensor:
@@ -358,6 +359,7 @@ class Evaluations:
             outputs, beside = tf.nest.map_structure(lambda x, left=left: x[:left], rows)
             yield outputs, dict(zip(features, beside, strict=True))
 
+    @without_traces_of_the_user()
     def _outputs_of(
         self,
         pipeline: BatchPipeline,
