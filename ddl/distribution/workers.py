@@ -115,6 +115,13 @@ class Workers:
         return total(given).numpy() / self.replicas_of_each
 
 
+def gatherable(values: tf.Tensor) -> tf.Tensor:
+    """Returns values in a dtype that all workers can gather; cast back, they are the same."""
+    if values.dtype.is_integer or values.dtype.is_bool:
+        return tf.cast(values, tf.int64)
+    return tf.cast(values, tf.float32) if values.dtype == tf.bfloat16 else values
+
+
 def _summing_of(strategy: tf.distribute.Strategy) -> Any:
     """Returns the strategy's one function that sums over all replicas."""
     # The strategy itself holds it. A cache of this module would keep every strategy alive, also a

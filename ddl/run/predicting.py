@@ -27,7 +27,7 @@ from ddl.errors import ConfigError, DataError, ModelDirectoryError, TrainingInte
 from ddl.run.directory import lock_folder
 from ddl.signals import StopSignals
 from ddl.tasks.parts import copies_of
-from ddl.training.checks import check_has_outputs
+from ddl.tasks.task import check_has_outputs
 from ddl.training.trainer import Trainer
 
 _PART_SECONDS, _PART_BYTES = 10.0, 16 << 20

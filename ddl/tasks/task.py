@@ -95,6 +95,20 @@ def has_step(task: Any) -> bool:
     return callable(getattr(task, "step", None))
 
 
+def check_has_outputs(task: Any, what: str) -> None:
+    """Raises ConfigError if a task has no `predict`.
+
+    Args:
+      task: The task.
+      what: Name of what needs the outputs, for the error.
+    """
+    if not callable(getattr(task, "predict", None)):
+        raise ConfigError(
+            f"{type(task).__name__} has no outputs to predict. Give it a method predict(features) "
+            f"that returns a tensor [batch, …], or a dict or tuple of such tensors, for {what}."
+        )
+
+
 def evaluation_loss(task: Any) -> LossFunction | None:
     """Returns a task's `evaluate` with the arguments of a loss; None if it has no such method."""
     if not hasattr(task, "evaluate"):

@@ -7,7 +7,6 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import keras
 import numpy as np
@@ -158,20 +157,6 @@ def naming_features(where: str, features: Iterable[str]) -> Iterator[None]:
                 f"{', '.join(sorted(features))}. Add it to the data."
             ) from error
         raise
-
-
-def check_has_outputs(task: Any, what: str) -> None:
-    """Raises ConfigError if a task has no `predict`.
-
-    Args:
-      task: The task.
-      what: Name of what needs the outputs, for the error.
-    """
-    if not callable(getattr(task, "predict", None)):
-        raise ConfigError(
-            f"{type(task).__name__} has no outputs to predict. Give it a method predict(features) "
-            f"that returns a tensor [batch, …], or a dict or tuple of such tensors, for {what}."
-        )
 
 
 def warn_of_inference(task: Task, losses: Mapping[str, Loss]) -> None:

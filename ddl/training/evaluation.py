@@ -19,7 +19,7 @@ from ddl.data.conversion import as_source
 from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.path import on_host_if_placed
 from ddl.distribution.traits import traits_of
-from ddl.distribution.workers import Workers
+from ddl.distribution.workers import Workers, gatherable
 from ddl.errors import ConfigError, DataError, check_no_text
 from ddl.metrics import CorpusMetric
 from ddl.metrics.corpus_metric import checked_corpus_metrics
@@ -31,8 +31,8 @@ from ddl.step.loss import Loss
 from ddl.step.replicas import distributed_iterator
 from ddl.step.state import TrainingState
 from ddl.tasks.gather import Gathered
-from ddl.tasks.task import Task
-from ddl.training.checks import check_has_outputs, naming_features
+from ddl.tasks.task import Task, check_has_outputs
+from ddl.training.checks import naming_features
 from ddl.training.device_errors import device_errors
 from ddl.training.probes import Probes
 
@@ -373,7 +373,7 @@ class Evaluations:
 
         def of_all(values: Any) -> tf.Tensor:
             given = local(values)[0].dtype
-            return tf.cast(strategy.gather(strategy.run(_gatherable, (values,)), 0), given)
+            return tf.cast(strategy.gather(strategy.run(gatherable, (values,)), 0), given)
 
         local = strategy.experimental_local_results
         batch = pipeline.next_batch(iterator, strategy, number)
@@ -429,10 +429,3 @@ def _refuse(tensors: list[tf.Tensor], current: Microbatch) -> Gathered:
         "ddl.gather was called in predict, but an output must not depend on the other examples of "
         "its batch. Compare examples in a loss, or in a ddl.metrics.CorpusMetric."
     )
-
-
-def _gatherable(values: tf.Tensor) -> tf.Tensor:
-    """Returns values in a dtype that all workers can gather; cast back, they are the same."""
-    if values.dtype.is_integer or values.dtype.is_bool:
-        return tf.cast(values, tf.int64)
-    return tf.cast(values, tf.float32) if values.dtype == tf.bfloat16 else values
