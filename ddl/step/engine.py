@@ -3,12 +3,12 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from ddl import microbatch
 from ddl.optimizers.checks import refusing_reductions
 from ddl.optimizers.fused import by_kernels
 from ddl.optimizers.groups import Group
@@ -96,8 +96,10 @@ class Plan:
           source: Name of the source of its examples.
         """
         if name not in known:
-            with tf.init_scope(), microbatch.none():  # outside of the trace
-                known[name] = self.loss_of(function, source)
+            # Outside of the trace, by a thread: tf.init_scope would stop the tapes of the loss.
+            policy = keras.config.dtype_policy()  # of this thread
+            with ThreadPoolExecutor(1, "", keras.config.set_dtype_policy, (policy,)) as outside:
+                known[name] = outside.submit(self.loss_of, function, source).result()
         return dataclasses.replace(known[name], function=function)
 
     def check_microbatches(self, microbatches: int) -> None:
