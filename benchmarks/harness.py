@@ -291,6 +291,7 @@ def main(measure: Callable[[Options], Report]) -> None:
         "quick": flags.quick,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "minutes": (time.perf_counter() - start) / 60,
+        "commit": commit(),
         "machine": machine(),
         "versions": versions(),
         **dataclasses.asdict(report),
@@ -334,6 +335,15 @@ def machine() -> str:
     cores = f"{len(os.sched_getaffinity(0))} cores of {names[0] if names else platform.machine()}"
     system = f"{platform.system()} {platform.release().partition('-')[0]}"
     return ", ".join([cores, f"{memory:.1f} GiB", *gpus(), system])
+
+
+def commit() -> str:
+    """Returns the commit of the checkout, in eight digits; "" without git."""
+    command = ["git", "rev-parse", "--short=8", "HEAD"]
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        return found.stdout.strip()
+    return ""
 
 
 def gpus() -> list[str]:

@@ -46,8 +46,7 @@ page; `python -m benchmarks NAME` runs one, and `python -m benchmarks.page` rewr
 its pictures from the stored results. Figures are medians, with the lowest and the highest in
 brackets. Each contender has several fresh processes, which compute by turns. A ratio compares a
 process of ddl with the process of the other that ran beside it. A target is open if its bracket
-holds the limit. Compare ratios, because machines differ. Each result has its date: those of one day
-may be of older code than those of another."""
+holds the limit. Compare ratios, because machines differ. Each result names its date and commit."""
 
 
 def page(results: Path, path: Path) -> str:
@@ -71,8 +70,8 @@ def _section(result: dict[str, Any], results: Path, path: Path) -> list[str]:
     parts = [
         f"## {result['title']}",
         result["text"],
-        f"`{result['command']}`, {result['date']}, {result['minutes']:.1f} minutes, on "
-        f"{result['machine']}; {result['versions']}.",
+        f"`{result['command']}`, {result['date']}, {result['minutes']:.1f} minutes, at commit "
+        f"{result['commit'] or 'unknown'}, on {result['machine']}; {result['versions']}.",
     ]
     if result["quick"]:
         parts.append("**A quick run only checks that the benchmark works.**")

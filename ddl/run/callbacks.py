@@ -53,14 +53,14 @@ class Callback:
     """A function that a run calls between loops on the devices.
 
     Attributes:
-      function: The function, of a `Event`. It may return figures by name, which are logged.
+      function: The function, of an `Event`. It may return figures by name, which are logged.
     """
 
     def __init__(self, function: Function):
         """Checks the function.
 
         Args:
-          function: A function of one argument, a `Event`. An object may be one, by `__call__`.
+          function: A function of one argument, an `Event`. An object may be one, by `__call__`.
             Checkpoints hold none of its attributes: keep a state in a `tf.Variable` of the task.
             All workers of a cluster call it and must make the same changes; for work that one
             process does, such as a message, check `event.is_chief`.
