@@ -3,9 +3,7 @@
 Each config whose data come with ddl is trained by the command in its header, in a process of its
 own. The table compares the last evaluation with the figure that the header states. A figure should
 lie within a tolerance of the nearest one stated: 0.6 percent points of an accuracy, which are two
-of 360 test digits, and 0.02 of a loss, an error in kilograms, or a score between 0 and 1. The
-seconds are those of the whole command, with the import of TensorFlow, tracing, evaluations and
-checkpoints.
+of 360 test digits, and 0.02 of a loss, an error in kilograms, or a score between 0 and 1.
 """
 
 import json
@@ -17,10 +15,9 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from benchmarks import harness
-from benchmarks.harness import ROOT, Cell, Options, Report, Table, Target, seconds
+from benchmarks.harness import ROOT, Cell, Options, Report, Table, Target
 
 POINTS, SCORES = 0.6, 0.02
 QUICK = ("TRAIN_STEPS = 20", "LOG_EVERY = 10", "CHECKPOINT_EVERY = 20", "EVAL_EVERY = 10")
@@ -53,15 +50,11 @@ def commands_of(config: Path) -> list[list[str]]:
     return sorted(map(shlex.split, found), key=lambda flags: any(own in flag for flag in flags))
 
 
-class Run(NamedTuple):
-    """A finished training: the seconds of its command, and its evaluations."""
-
-    seconds: float
-    lines: list[dict[str, float]]
-
-
-def run(config: str, quick: bool) -> Run:
+def evaluations(config: str, quick: bool) -> list[dict[str, float]]:
     """Runs the commands of a header, such as that of configs/digits_mlp.gin, in a new folder.
+
+    Returns:
+      The evaluations of the training, as lines of `metrics.jsonl`.
 
     Raises:
       RuntimeError: If one fails, with the end of its output.
@@ -71,11 +64,11 @@ def run(config: str, quick: bool) -> Run:
             (Path(folder) / name).symlink_to(ROOT / name)
         for command in commands_of(ROOT / config):
             params = [f"--gin_param={param}" for param in QUICK] if quick else []
-            took = seconds(lambda command=[*command, *params]: _start(command, folder))
+            _start([*command, *params], folder)
         (model_dir,) = (flag for flag in command if flag.startswith("--model_dir="))
         text = (Path(folder) / model_dir.partition("=")[2] / "metrics.jsonl").read_text()
         lines = map(json.loads, text.splitlines())
-        return Run(took, [line for line in lines if line["split"] == "eval"])
+        return [line for line in lines if line["split"] == "eval"]
 
 
 def _start(command: Sequence[str], folder: str) -> None:
@@ -103,13 +96,13 @@ def measure(options: Options) -> Report:
     rows: list[list[Cell]] = []
     distances = {}
     for config in options.chosen(dict.fromkeys(name for name, *_ in STATED)):
-        found = run(f"configs/{config}.gin", options.quick)
+        last = evaluations(f"configs/{config}.gin", options.quick)[-1]
         for metric, text in (rest for name, *rest in STATED if name == config):
-            measured, figure = found.lines[-1][metric], metric.replace("_", " ")
+            measured, figure = last[metric], metric.replace("_", " ")
             shown = f"{100 * measured:.1f}%" if text.endswith("%") else f"{measured:.3f}"
-            rows.append([config, figure, text, shown, found.seconds])
+            rows.append([config, figure, text, shown])
             distances[f"{config}: {figure}"] = distance(text, measured)
-    columns = ["config", "figure", "the header states", "measured", "seconds"]
+    columns = ["config", "figure", "the header states", "measured"]
     what = max(distances, key=lambda name: distances[name])
     text = f"farthest figure ({what}), in tolerances"
     target = Target(text, distances[what], 1, "at most")
