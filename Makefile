@@ -16,7 +16,9 @@ demo: $(VENV)/.installed
 	$(BIN)/python -m ddl.main --gin_file=configs/digits_cnn.gin --model_dir=runs/demo \
 	  --strategy=mirrored --num_virtual_devices=2
 
+# Tests start processes, which then find compiled modules, also where Python is told to write none.
 test: $(VENV)/.installed
+	$(BIN)/python -m compileall -q ddl
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=30 --durations-min=5
 
 # The share of the lines of ddl/ that the tests run, also in processes of their own. Slower than the tests alone.

@@ -7,6 +7,7 @@ first step is over when the first call of the training loop, or Keras's first ba
 one is number 2,000. The memory is the peak resident memory of the process.
 """
 
+import compileall
 import gzip
 import sys
 import tempfile
@@ -108,6 +109,7 @@ def one_run(program: Sequence[str], cache: Path) -> dict[str, float]:
 
 def measure(options: Options) -> Report:
     """Runs the programs by turns."""
+    compileall.compile_dir(ROOT / "ddl", quiet=1)  # as an installation does
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in options.chosen(PROGRAMS)}
     with tempfile.TemporaryDirectory(prefix="keras_home") as folder:
         write_images(Path(folder))
