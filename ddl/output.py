@@ -63,15 +63,10 @@ def dropping(stream: Any) -> Dropping:
     return Dropping(open(os.devnull, "w") if stream is None else stream)
 
 
-def say(text: str, program: str | None = None) -> None:
-    """Prints one of a program's own lines to standard error. Never raises.
-
-    Args:
-      text: The line, or lines.
-      program: The program that says it; None for the command that this process runs.
-    """
+def say(text: str) -> None:
+    """Prints a line, or lines, of this process's command to standard error. Never raises."""
     stream = dropping(sys.stderr)
-    stream.write(f"{program or _program}: {printable(text)}\n")
+    stream.write(f"{_program}: {printable(text)}\n")
     stream.flush()
 
 

@@ -64,14 +64,14 @@ _BITS = {tf.float16: 10, tf.bfloat16: 7}  # of the mantissa
 
 
 def batch_counter(batch: tf.Tensor) -> tf.Tensor:
-    """Returns Philox's counter at the first row of a global batch, uint64 [2].
+    """Returns Philox's counter at the first row of an update's batches, uint64 [2].
 
-    A training loop computes the counter of the next batch during an update, so that it is ready
-    when the next update begins. The random numbers are then computed in parallel with the layers
-    before them; a few operations ahead of the draw would make one wait for the other.
+    A training loop computes the counter before the update begins. The random numbers are then
+    computed in parallel with the layers before them; a few operations ahead of the draw would make
+    one wait for the other.
 
     Args:
-      batch: Index of the global batch, int64 [], counted from 0 over the whole run.
+      batch: Number of the update, int64 [], counted from 0 over the whole run.
     """
     return tf.cast(tf.stack([tf.zeros([], tf.int64), batch]), tf.uint64)
 

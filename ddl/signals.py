@@ -54,9 +54,7 @@ def deferring_interrupt(
     Raises:
       KeyboardInterrupt: If a SIGINT was received and the block itself raised no error.
     """
-    handler = signal.getsignal(signal.SIGINT)
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or handler is not signal.default_int_handler:
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
     signals = StopSignals(answer, (signal.SIGINT,), may_end=False)
@@ -97,16 +95,17 @@ class StopSignals:
         self._answering = threading.Lock()
         self._numbers = numbers
         self._may_end = may_end
+        self._previous: dict[int, Any] | None = None
 
     def __enter__(self) -> "StopSignals":
-        """Installs the handlers. Main thread only."""
+        """Installs the handlers; in another thread than the main one, none."""
+        if threading.current_thread() is not threading.main_thread():
+            return self
         self._reading, self._writing = os.pipe()
         os.set_blocking(self._writing, False)
         # Python's C handler writes the number of each signal to this descriptor at once.
         self._previous_descriptor = signal.set_wakeup_fd(self._writing)
-        self._previous: dict[int, Any] = {
-            number: signal.signal(number, self._handle) for number in self._numbers
-        }
+        self._previous = {number: signal.signal(number, self._handle) for number in self._numbers}
         # `threading.Thread` would wait for the start and the end of the thread. While TensorFlow
         # keeps the cores busy, each wait would cost a short block more than a millisecond.
         _thread.start_new_thread(self._watch, (self._reading,))
@@ -114,6 +113,8 @@ class StopSignals:
 
     def __exit__(self, *error: object) -> None:
         """Restores the previous handlers and ends the thread."""
+        if self._previous is None:
+            return
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._previous_descriptor)

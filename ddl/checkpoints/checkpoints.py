@@ -228,6 +228,7 @@ class Checkpoints:
         found = self._agreed(lambda: self._find(checkpoint))
         assert found is not None  # else `_find` raises
         averages = () if self.trainer.averages is None else ("averages/",)
+        _HELD.pop(self.trainer, None)  # the optimizer stays that of another step
         with self._workers.failing_together():
             self._assign(found, ("model/", "task/", "state/step", "state/batches", *averages))
         return found
@@ -337,5 +338,8 @@ def _position_of(trainer: Trainer) -> dict[str, int | None]:
 def _position_differs(saved: SavedCheckpoint, trainer: Trainer) -> str:
     """Returns how steps or data positions mean something else here; "" if they do not."""
     was, now = saved.metadata.position, _position_of(trainer)
-    changed = [label for label in {**was, **now} if was.get(label) != now.get(label)]
+    # Data whose length was not counted have no number of examples.
+    uncounted = {k for k in was if k.startswith("num examples") and None in (was[k], now.get(k))}
+    labels = [label for label in {**was, **now} if label not in uncounted]
+    changed = [label for label in labels if was.get(label) != now.get(label)]
     return contents.some([f"its {x} is {was.get(x)}, expected {now.get(x)}" for x in changed], 3)

@@ -44,7 +44,7 @@ class Batch(NamedTuple):
 
 def row_of(batch: Batch) -> dict[str, tf.Tensor]:
     """Returns an update's row of a table."""
-    on_host = batch.place.dtype == tf.int32 or not path_of().places_order
+    on_host = batch.place.dtype == tf.int32 or not path_of().has_own_memory
     if on_host and not is_compiled():  # the rows are a view
         return {name: rows[batch.place] for name, rows in batch.rows.items()}
     # A slice would read the place on the host, and so make the host wait for a GPU.
@@ -104,7 +104,7 @@ def placed(source: Any, strategy: tf.distribute.Strategy) -> dict[str, Any]:
     Returns:
       Packed arrays by feature, per-replica.
     """
-    for_gpus = path_of(strategy).places_order
+    for_gpus = path_of(strategy).has_own_memory
     values = {name: packed(one, for_gpus) for name, one in (numeric_arrays(source) or {}).items()}
     with tf.init_scope():
         return on_each_replica(strategy, lambda _: values)

@@ -144,7 +144,7 @@ class BatchPipeline:
         dataset = self._updates(first_update, workers, reader)
         if repeats and self.steps_per_epoch is not None:
             dataset = dataset.take(self.steps_per_epoch).repeat()
-        dataset = self._sent(dataset, path_of(strategy).places_order)
+        dataset = self._sent(dataset, path_of(strategy).has_own_memory)
         if workers.number > 1 and workers.replicas_of_each > 1:
             dataset = _by_replica(dataset, workers.replicas_of_each)
         # More threads than cores take a quarter of the speed of decoding large images.
@@ -204,14 +204,14 @@ class BatchPipeline:
         return Batch(rows, {}, batch.counter)
 
     def examples(
-        self, batch: Batch, microbatch: tf.Tensor | int = 0, place: tf.Tensor | int = 0
+        self, batch: Batch, microbatch: tf.Tensor | int = 0, number: tf.Tensor | int = 0
     ) -> dict[str, tf.Tensor]:
         """Returns a replica's examples of one microbatch. Replica context, inside the step.
 
         Args:
           batch: The batches of the update on this replica, as `strategy.run` passes them.
           microbatch: Microbatch number from 0 on, int32 [].
-          place: Place of its batch among those of the update, int32 [].
+          number: Number of its batch among those of the update, from 0 on, int32 [].
 
         Returns:
           Features [b, …] and "weight", float32 [b].
@@ -220,7 +220,7 @@ class BatchPipeline:
         size = self._rows_of_replica()
         held = next(iter(element.values())).shape[0]
         if held != size:
-            first = (place * self.microbatches + microbatch) * size
+            first = (number * self.microbatches + microbatch) * size
             element = {name: static_slice(rows, first, size) for name, rows in element.items()}
         if self.always_full:
             # A constant, so that the graph can be simplified before it runs.

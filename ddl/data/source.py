@@ -92,8 +92,8 @@ class Source:
 
     An item is a dict of arrays, numbers or text, or a tuple (x, y) or (x, y, weight) as Keras takes
     it; "weight", a float, is the example's weight in loss and metrics; one of a higher rank becomes
-    "entry_weight". An item must depend only on
-    its index: augment in `decode` by the seed, or in the model.
+    "entry_weight". An item must depend only on its index: augment in `decode` by the seed, or in
+    the model.
 
     Attributes:
       items: The given items.

@@ -66,11 +66,11 @@ def configure_devices(
         # second run in one process), this is not an error.
         present = len(tf.config.list_logical_devices("CPU" if splits_cpu else "GPU"))
         wanted = num_virtual_devices or len(seen)
-        if present != wanted:
+        if present != wanted or tf.config.get_visible_devices("GPU") != seen:
             raise DeviceError(
                 f"{wanted} {'GPUs' if num_virtual_devices is None else 'virtual devices'} are "
-                f"requested, but TensorFlow already started with {present}. Request them before "
-                "the first TensorFlow operation of the process, or start a new process."
+                f"requested, but TensorFlow already has {present}, or others. Request them "
+                "before the first TensorFlow operation of the process, or start a new process."
             ) from error
 
 

@@ -18,7 +18,7 @@ class DevicePath:
     """The path of the batches and of the gradients on one kind of device.
 
     Attributes:
-      places_order: Whether the devices have a memory of their own, so that the host counts the
+      has_own_memory: Whether the devices have a memory of their own. The host then counts the
         updates of a loop, and a replica's rows of many updates are copied to its device at once.
         Resident arrays of bytes and of 32-bit integers are then stored as int64: TensorFlow keeps
         int32 in host memory even for operations on a GPU.
@@ -34,7 +34,7 @@ class DevicePath:
       can_compile: Whether a function can be compiled by XLA on its own. TPUs compile whatever runs.
     """
 
-    places_order: bool = False
+    has_own_memory: bool = False
     reduces_on_one_device: bool = False
     sums_on_devices: bool = False
     subtracts_at_once: bool = False
@@ -44,7 +44,7 @@ class DevicePath:
 
 CPU = DevicePath(reduces_on_one_device=True)
 GPU = DevicePath(
-    places_order=True,
+    has_own_memory=True,
     sums_on_devices=True,
     subtracts_at_once=True,
     compiles=True,
@@ -101,4 +101,4 @@ def on_host() -> contextlib.AbstractContextManager:
 
 def on_host_if_placed(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManager:
     """Returns a context that places operations on the host where devices have their own memory."""
-    return on_host() if path_of(strategy).places_order else contextlib.nullcontext()
+    return on_host() if path_of(strategy).has_own_memory else contextlib.nullcontext()

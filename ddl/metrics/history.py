@@ -38,11 +38,19 @@ class History(list[dict[str, Any]]):
         self[:] = [row for row in self if row["step"] <= last_step]
 
     def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Adds rows with "step", "epoch" and "split"; a figure of None is NaN."""
+        """Adds rows with "step", "epoch" and "split"; a figure of None is NaN.
+
+        Leaves out figures of the same or a later step that are there: another command, such as an
+        evaluation of an earlier checkpoint, has appended them.
+        """
         for row in rows:
-            own = {k: v for k, v in row.items() if k not in ("step", "epoch", "split")}
+            step, split = int(row["step"]), row["split"]
+            last = next((one for one in reversed(self) if one["split"] == split), {"step": -1})
+            known = {"step", "epoch", "split", *(last if last["step"] == step else ())}
+            own = {name: value for name, value in row.items() if name not in known}
             figures = {k: math.nan if v is None else float(v) for k, v in own.items()}
-            self.write(int(row["step"]), float(row["epoch"]), row["split"], figures)
+            if step >= last["step"]:
+                self.write(step, float(row["epoch"]), split, figures)
 
 
 def format_figures(figures: Mapping[str, float]) -> str:

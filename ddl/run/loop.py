@@ -3,8 +3,6 @@
 import dataclasses
 import math
 import os
-import sys
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
@@ -26,7 +24,7 @@ from ddl.optimizers.loss_weight import loss_weights
 from ddl.run import callbacks
 from ddl.run.plan import Files, RunPlan
 from ddl.run.trackers import TrackerWriter
-from ddl.run.writers import RunConsole, Writer
+from ddl.run.writers import RunConsole, Writer, is_interactive
 from ddl.signals import StopSignals
 from ddl.training.runner import AfterLoop
 from ddl.training.trainer import Trainer
@@ -127,9 +125,8 @@ class Run:
         """
         trainer, files = self.trainer, self.files
         with ExitStack() as stack:
-            if threading.current_thread() is threading.main_thread():
-                stack.callback(trainer.withdraw_stop)
-                stack.enter_context(self.stop)
+            stack.callback(trainer.withdraw_stop)
+            stack.enter_context(self.stop)
             # ---------------------------------------------------------- resume
             if files is not None:
                 stack.callback(files.directory.release)
@@ -152,13 +149,15 @@ class Run:
             if files is not None:
                 files.checkpoints.check()
                 stack.callback(files.events.close)
-                if self._workers.is_chief:
-                    files.directory.open()
-                    if opened is not None:
-                        opened()
-                    files.json_lines.drop_after(trainer.step)
-                    files.events.session("eval" if self.evaluates else "train", files.directory)
-                    self._writers = [files.json_lines, files.events]
+                with self._workers.failing_together():
+                    if self._workers.is_chief:
+                        files.directory.open()
+                        if opened is not None:
+                            opened()
+                        files.json_lines.drop_after(trainer.step)
+                        split = "eval" if self.evaluates else "train"
+                        files.events.session(split, files.directory)
+                        self._writers = [files.json_lines, files.events]
             if self._workers.is_chief:
                 for tracker in self.plan.trackers:
                     directory = None if files is None else files.directory
@@ -190,7 +189,8 @@ class Run:
             self.console.line(
                 f"Resuming step {trainer.step:,} of an earlier run, from {saved}, at {rates}."
             )
-        if self.files is not None and not len(trainer.history):
+        if self.files is not None and not (trainer.history and trainer.state is before):
+            trainer.history.clear()
             trainer.history.add(
                 {name: value for name, value in row.items() if not is_measured(name)}
                 for row in self.files.json_lines.rows()
@@ -395,10 +395,11 @@ class Profile:
         if workers.number > 1:
             self._folder /= f"worker-{workers.index}"
         self._pace, self._report, self._runs = trainer.pace, report, False
+        self._has_failed = False
 
     def begin(self, step: int) -> None:
         """Begins the profile if it is due before the next loop."""
-        if not self._runs and self._steps[0] <= step < self._steps[1]:
+        if not (self._runs or self._has_failed) and self._steps[0] <= step < self._steps[1]:
             level = 2 if tf.config.get_visible_devices("GPU") else 3  # on CPUs all operations
             options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=level)
             # TensorFlow names a profile by the second, and would overwrite an earlier one.
@@ -426,7 +427,7 @@ class Profile:
         try:
             call(*arguments)
         except (tf.errors.OpError, OSError) as error:
-            self._steps = (-1, -1)
+            self._has_failed = True  # the steps stay: loops end together on all workers
             self._report(f"There is no profile: {error!s:.200} Training continues.")
             return False
         return True
@@ -450,10 +451,3 @@ def gpu_utilization() -> dict[str, float]:
             busy = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu
             found[f"{GPU_UTILIZATION}/{number}"] = busy / 100
     return found
-
-
-def is_interactive() -> bool:
-    """Returns whether a user types into this process: a notebook, IPython, or Python's prompt."""
-    shell = sys.modules.get("IPython")
-    has_prompt = hasattr(sys, "ps1") or bool(sys.flags.interactive)
-    return has_prompt or (shell is not None and shell.get_ipython() is not None)

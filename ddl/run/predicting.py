@@ -7,12 +7,14 @@ import os
 import shutil
 import time
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 from absl import logging
 
 from ddl.checkpoints.contents import digest_of, values_of
@@ -25,6 +27,7 @@ from ddl.data.stream import Stream
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, DataError, ModelDirectoryError, TrainingInterrupted, either
 from ddl.run.directory import lock_folder
+from ddl.run.writers import is_interactive
 from ddl.signals import StopSignals
 from ddl.tasks.parts import copies_of
 from ddl.tasks.task import check_has_outputs
@@ -85,14 +88,17 @@ def predict(
     source = check_predicts(trainer, path, data)
     names = [*dict.fromkeys([*features, *({"weight"} & source.element_spec.keys())])]
     batch = next(iter(trainer.pipelines.values())).global_batch_size
-    total = BatchPipeline(source, batch).count_examples()
+    pipeline = BatchPipeline(source, batch)
+    total = pipeline.count_examples()
     if not total:
         raise DataError("A prediction needs at least one row, but the data have none.")
     workers, parts, end = Workers(trainer.strategy), _Parts(Path(path)), 0
     with trainer.evaluation_weights(), closing(parts):
         with workers.failing_together():
             if workers.is_chief:
-                of_data = f"{total:,} rows in batches of {batch:,}, {names}"
+                some = pipeline.first_examples(min(batch, total)).values()
+                digest = zlib.crc32(b"".join(tf.io.serialize_tensor(x).numpy() for x in some))
+                of_data = f"{total:,} rows in batches of {batch:,}, {names}, digest {digest:08x}"
                 end = parts.open(
                     {"weights": _weights(trainer), "data": of_data, "config": settings}
                 )
@@ -101,7 +107,7 @@ def predict(
         waiting: list[Columns] = []
         since = time.monotonic()
         batches = trainer.predict_batches(source, features=names, first_batch=end // batch)
-        with StopSignals(lambda: None) as stop, closing(batches):
+        with StopSignals(lambda: None, may_end=not is_interactive()) as stop, closing(batches):
             while end < total and not workers.any(stop.received is not None):
                 made = next(batches)
                 end = min(end + batch, total)

@@ -63,7 +63,7 @@ class TrackerWriter:
         """
         self._tracker = tracker
         self._report = report
-        self._works = True
+        self._works, self._handled = True, sys.exc_info()[1]
         self._try(self._begin, directory)
 
     def write(self, step: int, epoch: float, split: str, values: Mapping[str, float]) -> None:
@@ -73,9 +73,10 @@ class TrackerWriter:
 
     def close(self) -> None:
         """Ends the tracker's run, with the status of the error in progress, if any."""
-        error = sys.exc_info()[0]  # a run closes its writers while its error is handled
-        stopped = error is not None and issubclass(error, TrainingInterrupted | KeyboardInterrupt)
-        status: Status = "done" if error is None else "stopped" if stopped else "failed"
+        error = sys.exc_info()[1]  # a run closes its writers while its error is handled
+        stopped = isinstance(error, TrainingInterrupted | KeyboardInterrupt)
+        is_done = error is self._handled  # None, or what the caller handles by this run
+        status: Status = "done" if is_done else "stopped" if stopped else "failed"
         self._try(self._tracker.end, status)
 
     def _try(self, call: Callable[..., None], *arguments: Any) -> None:

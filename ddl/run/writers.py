@@ -4,6 +4,7 @@ import fcntl
 import json
 import math
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -287,3 +288,10 @@ class RunConsole:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+def is_interactive() -> bool:
+    """Returns whether a user types into this process: a notebook, IPython, or Python's prompt."""
+    shell = sys.modules.get("IPython")
+    has_prompt = hasattr(sys, "ps1") or bool(sys.flags.interactive)
+    return has_prompt or (shell is not None and shell.get_ipython() is not None)

@@ -1,6 +1,7 @@
 """Compilation of the pieces of a training loop or of an evaluation (`--jit_compile`).
 
-Forward and backward pass of each microbatch are one piece on each replica, the update is another.
+Forward and backward pass of each microbatch are one piece on each replica, the update is another;
+the update of sharded slots is none.
 Collectives stay outside: all replicas must start them in the same order, but XLA orders the
 operations of a piece as it likes.
 
@@ -70,7 +71,7 @@ class Compiler:
                 f"{type(strategy).__name__}, which keeps them elsewhere. Leave jit_compile out, "
                 "or choose another strategy, such as mirrored."
             )
-        self._has_one_replica = strategy.num_replicas_in_sync == 1
+        self._tries_whole = strategy.num_replicas_in_sync == 1
         self._takes_passes = True
         wanted = self._required or (path.compiles and not is_op_determinism_enabled())
         self.is_on = wanted and choice != "off" and path.can_compile and not apart
@@ -124,10 +125,10 @@ class Compiler:
             graph.
           in_pieces: Makes the same updates; its pieces call this object.
         """
-        if self.is_on and self._has_one_replica and not is_compiled():
+        if self.is_on and self._tries_whole and not is_compiled():
             with suppress(CannotCompileError):
                 return in_one_piece()
-            self._has_one_replica = False
+            self._tries_whole = False
         return in_pieces()
 
     def of_update(

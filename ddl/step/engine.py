@@ -119,7 +119,7 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
-    """Computes and applies gradients of the global batch. Cross-replica context, in a graph.
+    """Applies gradients of the global batch. Cross-replica context, in a graph.
 
     Attributes:
       plan: The losses, and the optimizers with the variables that each updates.

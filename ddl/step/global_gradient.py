@@ -7,7 +7,7 @@
 
 B is the global batch size. Padding and masks make Σ weight differ from B. After the all-reduce the
 gradient is therefore multiplied by B / Σ weight, with Σ over the global batch, when it is applied
-(`ddl.step.apply`) or returned (`Update.gradients`). No replica needs Σ weight before its backward
+(`ddl.step.engine`) or returned (`Update.gradients`). No replica needs Σ weight before its backward
 pass, so no further communication is needed.
 """
 
@@ -60,7 +60,7 @@ class GlobalGradient:
 
     Attributes:
       strategy: The strategy.
-      compiler: Compiles what a replica computes of a microbatch, or not.
+      compiler: Compiles the pieces of the update, or not.
       pipelines: The pipeline of each source of batches, by its name; all have as many microbatches.
       all_reduce: Sums gradients over the replicas.
       scales: Whether losses are multiplied by the loss scale.
@@ -106,7 +106,7 @@ class GlobalGradient:
         grows = not self.compiler.is_on and not sums_in_variables(self.strategy)
         tables = loss.form.tables if grows and loss.each is None else {}
         empty = rows.empty_sums(variables, tables, self.strategy)
-        gradients, sums = self._over_microbatches(compute, batch, entries, empty)
+        gradients, sums = self._sums_of_replicas(compute, batch, entries, empty)
         with tf.name_scope("ddl_all_reduce"):
             sums = self.all_reduce.of_sums(sums)
             if in_shares and self.sharding is not None:
@@ -136,7 +136,7 @@ class GlobalGradient:
             # The sum of weights counts each entry of an example.
             return [], tf.concat([sums[:1] / loss.form.entries, totals], axis=0)
 
-        _, total = self._over_microbatches(compute, batch, 1 + loss.form.entries)
+        _, total = self._sums_of_replicas(compute, batch, 1 + loss.form.entries)
         total = self.all_reduce.of_sums(total)
         return total[1:], total[0]
 
@@ -152,7 +152,7 @@ class GlobalGradient:
         of_first = [self.strategy.experimental_local_results(value)[0] for value in values]
         return self.compiler(lambda: all_finite(of_first))
 
-    def _over_microbatches(
+    def _sums_of_replicas(
         self,
         compute: Callable[[Features, Microbatch], Any],
         batch: StepBatch,
@@ -182,8 +182,9 @@ class GlobalGradient:
         def zeros() -> tuple[list[Any], tf.Tensor]:
             return empty(), tf.zeros([entries], tf.float64)
 
-        given = self.strategy, self.microbatches, on_replica, batch.of_update, zeros
-        summed = over_microbatches(*given)
+        summed = over_microbatches(
+            self.strategy, self.microbatches, on_replica, batch.of_update, zeros
+        )
         if self.microbatches > 1:  # the loop's tensors have no device: reduce would not pack them
             summed = self.strategy.run(tf.nest.map_structure, args=(tf.identity, summed))
         if self.local_moments is not None:

@@ -132,9 +132,8 @@ class SumsOfLosses:
         return tf.zeros([sum(self._sizes)], tf.float64)
 
     def joined(self, sums: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """Returns the vector for the sums of each loss, by name; zeros for the missing ones."""
-        layouts = self._of_losses.items()
-        each = [sums[name] if name in sums else layout.zeros() for name, layout in layouts]
+        """Returns the vector for the sums of each loss, by name."""
+        each = [sums[name] for name in self._of_losses]
         return each[0] if len(each) == 1 else tf.concat(each, axis=0)
 
     def weight(self, sums: tf.Tensor | np.ndarray) -> float:

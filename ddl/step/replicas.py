@@ -3,10 +3,10 @@
     one distributed data set        each replica's rows of every update; of arrays on the devices
                                     the loop has tables of rows (`ddl.training.loop.RowTables`)
     one strategy.run a microbatch   its sum is added to those before, on each replica
-    one all-reduce an update        of the gradients, in few buffers
-    one strategy.reduce an update   of a float64 vector of metric sums
+    one all-reduce a gradient       of all its variables, in few buffers
+    one strategy.reduce a gradient  of a float64 vector of metric sums
 
-All that a task and its layers compute runs below `over_microbatches`.
+In training, all losses of a task run below `over_microbatches`.
 """
 
 from collections.abc import Callable, Sequence

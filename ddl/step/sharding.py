@@ -210,7 +210,7 @@ def apply_to_shares(
     Args:
       sharding: The shares.
       gradients: The gradient, whole or in shares.
-      factor: A factor that is missing in it, or None; see `ddl.step.apply.Applier.apply`, like all
+      factor: A factor that is missing in it, or None; see `ddl.step.engine.Engine.apply`, like all
         that follow.
       variables: The variables.
       applied: The optimizers with the variables that each updates.

@@ -16,8 +16,8 @@ class TrainingState(NamedTuple):
 
     Attributes:
       step: int64 [], updates made.
-      batches: int64 [], global batches consumed: the position in the data. `batches` is ahead of
-        `step` by the skipped updates and by `batches_left_out`.
+      batches: int64 [], updates begun: the position in the data, of which an update may read
+        several batches. It is ahead of `step` by the skipped updates and by `batches_left_out`.
       skipped_in_a_row: int64 [], updates skipped since the last one made.
       loss_scale: float32 [], 1 without loss scaling.
       finite_updates: int64 [], updates since the loss scale last changed.
@@ -69,7 +69,8 @@ class StepBatch:
       number: Its number among the batches of the source that the update takes, from 0.
       of_update: The rows of all these batches (`ddl.data.batch.Batch`), distributed to replicas.
       state: The state before the update.
-      draws: Number of the pass over it in the update; each pass draws random numbers of its own.
+      draws: Number of the pass, over any batch, in the update; each draws random numbers of its
+        own.
     """
 
     source: str

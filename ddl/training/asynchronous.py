@@ -46,7 +46,7 @@ class CoordinatedLoop:
 
     Workers run no Python. Arrays are sent to each worker once, and the indices of a batch come with
     the work. A stream of TensorFlow's operations is made on each worker, which reads it whole and
-    takes the batches of its work: each batch is computed once, whichever worker gets it.
+    takes the batches of its work: each batch is computed once, unless a worker is lost.
 
     Workers share the state in variables on parameter servers. They change these with operations
     that a parameter server runs one after the other, so that no concurrent change is lost.

@@ -1,6 +1,6 @@
 """The training loop on the devices: many updates in one `tf.function`, without Python.
 
-self._set_iterators   the distributed data sets (`ddl.data.iterators`)
+self._set_iterators   the distributed data sets (`ddl.step.replicas`)
 self._batches         an update's batches: from iterators, or by rows of resident arrays
 self._train_step      an update (`ddl.step.train_step`)
 self._loop            the loop over updates, or over pieces of several that XLA compiles
@@ -144,9 +144,9 @@ class TrainingLoop:
         self._strategy = gradient.strategy
         self._max_skipped_updates = max_skipped_updates
         self._stop = stop
-        self._places_order = path_of(self._strategy).places_order
+        self._has_own_memory = path_of(self._strategy).has_own_memory
         # A timestamp that depends on a GPU's tensor would wait for the GPU.
-        self._wait = None if self._places_order else HostScalar(0.0, tf.float64)
+        self._wait = None if self._has_own_memory else HostScalar(0.0, tf.float64)
         self._is_one_of_several = Workers(self._strategy).number > 1
         self._tables = RowTables(self._pipelines, self._strategy)
         self._iterators: dict[str, Any] = {}  # of data that do not reside on the devices
@@ -305,7 +305,7 @@ class TrainingLoop:
         """Returns the batches of an update by source; `place` is that of its rows in the table."""
         counter = batch_counter(number)
         rows = self._taken(iterators)
-        if self._places_order:  # a loop takes rows whose device nothing names to the first one
+        if self._has_own_memory:  # a loop takes rows whose device nothing names to the first one
             rows = {name: self._strategy.run(_named, (each,)) for name, each in rows.items()}
         batches = {name: Batch(each, {}, counter) for name, each in rows.items()}
         for name, each in table.items():
@@ -334,7 +334,7 @@ class TrainingLoop:
         """
         ((name, pipeline), *others) = self._pipelines.items()
         is_one = pipeline.microbatches == pipeline.batches_per_update == 1 and not others
-        alone = Workers(self._strategy).replicas_of_each == 1 and not self._places_order
+        alone = Workers(self._strategy).replicas_of_each == 1 and not self._has_own_memory
         if not (pipeline.resident and is_one and alone):
             return ()
         place = tf.minimum(place, self._tables.length - 1)  # past the end for the last update

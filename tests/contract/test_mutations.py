@@ -92,7 +92,7 @@ def do_not_divide_by_the_weights(factor, *_):
     return None
 
 
-@breaks(IMAGES, GlobalGradient, "_over_microbatches")
+@breaks(IMAGES, GlobalGradient, "_sums_of_replicas")
 def average_the_microbatches(summed, self, *arguments):
     gradients, sums = summed(self, *arguments)
     number = self.microbatches
