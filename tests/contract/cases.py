@@ -221,7 +221,9 @@ def figures(case: Case, where: Where, evaluates: bool) -> Figures:
     """Trains with ddl; returns all that must not depend on the devices, of each replica."""
     data, make = dict(case.data), (lambda: case.task(case.model()), case.optimizer)
     data = tf.data.Dataset.from_tensor_slices(data) if case.as_dataset else data
-    options = {"global_batch_size": BATCH, "eval_data": dict(case.others), **case.arguments}
+    options = {"global_batch_size": BATCH, **case.arguments}
+    if evaluates:
+        options["eval_data"] = dict(case.others)
     trainer = builders.make_trainer(make, data, where, **options)
     found = _by_name("training", [trainer.train(1, progress=False) for _ in range(UPDATES)])
     found |= _weights_of(trainer, "weights", averaged=False)

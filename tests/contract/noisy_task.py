@@ -26,9 +26,8 @@ class NoisyTask:
 
     def __init__(self):
         layers, random = keras.layers, np.random.default_rng(1)
-        flipped = [layers.Reshape((1, 3, 1)), layers.RandomFlip("horizontal"), layers.Flatten()]
         hidden = [layers.Dense(4, "tanh"), layers.BatchNormalization(), layers.Dropout(0.2)]
-        self.model = keras.Sequential([keras.Input((3,)), *flipped, *hidden, layers.Dense(2)])
+        self.model = keras.Sequential([keras.Input((3,)), *hidden, layers.Dense(2)])
         for variable in self.model.trainable_variables:
             variable.assign(random.normal(size=variable.shape))
 

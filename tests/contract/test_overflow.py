@@ -76,7 +76,7 @@ def test_a_late_overflow_on_the_second_replica_undoes_the_whole_step():
 
 def test_the_loss_scale_halves_down_to_1_and_doubles_after_good_updates():
     """With three good updates in a row as its interval. Parity compares the weights."""
-    options = {"loss_scale": ddl.LossScale(2.0, growth_interval=3)}
+    options = {"loss_scale": ddl.LossScale(2.0, growth_interval=3), "where": ("one_device", 1)}
     trainer = make_trainer(data_of(0, 1, 2, 3, 4, 5, overflows=[1, 2]), **options)
     scales = []
     for _ in range(4):
@@ -87,7 +87,7 @@ def test_the_loss_scale_halves_down_to_1_and_doubles_after_good_updates():
 
 
 def test_a_loss_that_is_not_a_number_ends_the_run_and_names_the_step():
-    trainer = make_trainer(data_of(0, 1, 2, overflows=[2]))
+    trainer = make_trainer(data_of(0, 1, 2, overflows=[2]), where=("one_device", 1))
     trainer.train(2, progress=False)
     with pytest.raises(TrainingDiverged, match=r"step 3\b.*loss"):
         trainer.train(1, progress=False)

@@ -16,7 +16,7 @@ TWO, FOUR = ("mirrored", 2), ("mirrored", 4)
 CASES = [
     (step_tasks.WganGp, TWO, 2),
     (step_tasks.Sam, TWO, 1),
-    (step_tasks.Byol, FOUR, 1),
+    (step_tasks.Byol, TWO, 1),
     (step_tasks.DpSgd, TWO, 2),
     (step_tasks.PcGrad, TWO, 2),
     (step_tasks.Clip, FOUR, 1),

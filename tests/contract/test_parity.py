@@ -19,7 +19,7 @@ CENTRAL = ("central_storage", 2)
 
 WHERE = {
     "images": (ONE, TWO, FOUR, CENTRAL),
-    "tokens": (ONE, TWO, FOUR),
+    "tokens": (ONE, TWO),
     "numbers": (ONE, TWO, CENTRAL),
     "a skipped update": (TWO, CENTRAL),
 }

@@ -12,10 +12,10 @@ from tests.run.whole_runs import ROOT
 
 @pytest.mark.processes
 def test_two_workers():
-    """One cluster, since its start takes longest."""
+    """One cluster and one trainer, since their start takes longest."""
     module = "tests.training.asynchronous_cases"
     done = forked.run(
-        [sys.executable, "-m", module, "2", "2", "ranges", "counts", "refused"],
+        [sys.executable, "-m", module, "2", "2", "trained", "refused"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -27,9 +27,9 @@ def test_two_workers():
     for line in done.stdout.splitlines():
         if line.startswith("{"):
             found |= json.loads(line)
-    assert max(found["ranges"]) <= 1e-10
-    counts = found["counts"]
-    assert counts["step"] == counts["iterations"] == counts["batches"] == 400
+    counts = found["trained"]
+    assert max(counts["distances"]) <= 1e-10
+    assert counts["step"] == counts["iterations"] == counts["batches"] == 200
     assert counts["examples"] == 0  # read, and begun anew
     assert counts["loss"] < 0.8
     assert counts["traces"] == 1

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import ddl
 from ddl.data import BatchPipeline, Source
 from ddl.data.batch import Batch
 from ddl.random import batch_counter
@@ -16,8 +17,9 @@ from ddl.step.replicas import distributed_iterator
 from ddl.training import loop
 from ddl.training.loop import RowTables
 from tests.conftest import make_strategy
+from tests.training.overflowing import Overflowing
 from tests.training.parity_cases import WEIGHED, Case, make_trainer, mlp
-from tests.training.test_trainer import all_copies, overflowing_trainer
+from tests.training.test_trainer import all_copies
 
 
 def pipeline_of(num_examples=22, **kwargs):
@@ -134,13 +136,10 @@ def test_the_same_as_one_by_one_and_stops_between_two_pieces(pieces, monkeypatch
 def test_ends_at_the_update_that_is_one_skip_too_many(pieces):
     """Batches 1, 3 and 4 overflow; the batches after them in the piece are not consumed."""
     bad = tf.constant([-1, 0, -1, 0, 0, -1, -1, -1])
-    trainer = overflowing_trainer(
-        make_strategy("one_device", 1),
-        lambda batch: bad[batch],
-        batch_normalization=False,
-        max_skipped_updates=2,
-        jit_compile="on",
-    )
+    arguments = {"loss_scale": ddl.LossScale(1024.0), "max_skipped_updates": 2}
+    case = Case(lambda: Overflowing(mlp().model, lambda batch: bad[batch]), arguments=arguments)
+    strategy = make_strategy("one_device", 1)
+    trainer = make_trainer(case, strategy, "mixed_float16", jit_compile="on")
     state = trainer._runner.loop.run(trainer.state, 6)
     assert in_pieces(pieces)
     assert (int(state.step), int(state.batches), int(state.skipped_in_a_row)) == (2, 5, 2)

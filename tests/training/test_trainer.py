@@ -6,13 +6,13 @@ into tracing, so a test asserts several things of one traced trainer.
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import ddl
 from ddl.precision import set_precision
 from ddl.training.pace import Pace
 from tests.conftest import make_strategy
-from tests.training.overflowing import Overflowing
 
 _RANDOM = np.random.default_rng(0)
 LABELS = _RANDOM.integers(0, 2, 130)
@@ -44,17 +44,29 @@ def weights_and_slots(trainer) -> list[np.ndarray]:
     return [v.numpy() for v in [*variables, *trainer.optimizer.variables]]
 
 
-def test_one_trace_serves_all_loops():
+class BySplit(ddl.Classification):
+    """Has figures of its own in each split, and notes what Python traces."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.traced = []
+
+    def per_example(self, features, training):
+        self.traced.append((int(features["label"].shape[0]), training))
+        loss = super().per_example(features, training).loss
+        ones = tf.ones_like(loss)
+        other = {"noise": 2 * ones, "more": 4 * ones} if training else {"held_out": 3 * ones}
+        return ddl.PerExample(loss, {"both": ones, **other})
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    return make_trainer(make_strategy("mirrored", 2), task=BySplit, steps_per_loop=10)
+
+
+def test_one_trace_serves_all_loops(trainer):
     """All operations of a loop are in one graph: Python runs only while the graph is traced."""
-    traced = []
-
-    class Counted(ddl.Classification):
-        def per_example(self, features, training):
-            traced.append((int(features["label"].shape[0]), training))
-            return super().per_example(features, training)
-
-    loops = []
-    trainer = make_trainer(make_strategy("mirrored", 2), task=Counted, steps_per_loop=10)
+    traced, loops = trainer.task.traced, []
     assert traced == [(8, True), (4, True), (8, False), (4, False)]  # the probes'
     trainer.trace()
     assert traced[4:] == [(16, True)] * 2  # once a replica
@@ -65,9 +77,9 @@ def test_one_trace_serves_all_loops():
     assert traced[6:] == [(16, False)] * 2
 
 
-def test_neither_the_length_of_the_loops_nor_an_evaluation_changes_a_bit():
+def test_neither_the_length_of_the_loops_nor_an_evaluation_changes_a_bit(trainer):
     """One trainer is set back to its start each time: a second one would be traced again."""
-    trainer, ends = make_trainer(make_strategy("mirrored", 2)), []
+    ends = []
     variables = [v.value for v in [*trainer.model.variables, *trainer.optimizer.variables]]
     start, state = [v.numpy() for v in variables], trainer.state
     for steps_per_loop, calls in ((20, [20]), (1, [20]), (7, [20]), (None, [20]), (None, [7, 13])):
@@ -83,28 +95,6 @@ def test_neither_the_length_of_the_loops_nor_an_evaluation_changes_a_bit():
             np.testing.assert_array_equal(value, expected)
 
 
-def overflowing_trainer(strategy, schedule, batch_normalization=True, **arguments):
-    set_precision("mixed_float16")
-    keras.utils.set_random_seed(3)
-    with strategy.scope():
-        model = ddl.models.cnn(
-            (6, 6, 1),
-            2,
-            blocks=((4,),),
-            hidden_units=(8,),
-            batch_normalization=batch_normalization,
-        )
-        return ddl.Trainer(
-            Overflowing(model, schedule),
-            keras.optimizers.SGD(0.05, momentum=0.9),
-            DATA,
-            global_batch_size=32,
-            loss_scale=ddl.LossScale(1024.0),
-            weight_average=ddl.ExponentialMovingAverage(0.9),
-            **arguments,
-        )
-
-
 def all_copies(trainer) -> list[list[np.ndarray]]:
     """Every replica's copy of weights, moments, slots and averages."""
     variables = [v.value for v in [*trainer.model.variables, *trainer.optimizer.variables]]
@@ -114,15 +104,7 @@ def all_copies(trainer) -> list[list[np.ndarray]]:
     ]
 
 
-def test_each_split_reports_its_own_figures():
-    class BySplit(ddl.Classification):
-        def per_example(self, features, training):
-            loss = super().per_example(features, training).loss
-            ones = tf.ones_like(loss)
-            other = {"noise": 2 * ones, "more": 4 * ones} if training else {"held_out": 3 * ones}
-            return ddl.PerExample(loss, {"both": ones, **other})
-
-    trainer = make_trainer(make_strategy("mirrored", 2), task=BySplit)
+def test_each_split_reports_its_own_figures(trainer):
     assert trainer.metric_names == ("loss", "both", "noise", "more")
     assert trainer.eval_metric_names == ("loss", "both", "held_out")
     trained, evaluated = trainer.train(3), trainer.evaluate()
