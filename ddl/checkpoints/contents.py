@@ -30,8 +30,8 @@ _WITH_VARIABLES = (keras.metrics.Metric, keras.optimizers.Optimizer)
 _WITH_A_STATE = (keras.random.SeedGenerator, tf.random.Generator)
 _ON_READ = tf.VariableSynchronization.ON_READ  # each replica has a value, and all are summed
 
-_NUMBER = re.compile(r"_\d+(?=[/_]|$)")
-"""The number of a layer that Keras named."""
+_NUMBER = re.compile(r"_\d+(?=[/_])|(?<=\bvariable)_\d+")
+"""The number of a layer that Keras named, or of a variable."""
 
 
 class Value(NamedTuple):

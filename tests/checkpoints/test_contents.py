@@ -16,15 +16,13 @@ L = keras.layers
 
 
 class Containers(keras.Model):
-    """A model with layers and weights in lists, tuples, dicts, nested and private ones."""
+    """A model with layers and unnamed weights in lists, tuples, dicts, nested and private ones."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         self.blocks = [L.Dense(8), [L.BatchNormalization(), {"hidden": L.Dense(8)}]]
         self._private = {"tuple": (L.Dense(8), L.Dropout(0.2)), "head": L.Dense(2)}
-        self.scales = [
-            self.add_weight(shape=(8,), initializer="ones", name="scale") for _ in range(2)
-        ]
+        self.scales = [self.add_weight(shape=(8,), initializer="ones") for _ in range(2)]
         self.calls = tf.Variable(0.0, trainable=False)  # which Keras does not track
         self.mean = keras.metrics.Mean()
 

@@ -98,7 +98,7 @@ def test_a_look_up_on_replicas_exports_without_warnings(caplog, monkeypatch, tmp
     data = {"words": words, "factor": X[:16, :1], "tag": RANDOM.integers(0, 3, (16, 3))}
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
-        trainer = ddl.Trainer(Tagging(), "sgd", data, global_batch_size=8)
+        trainer = ddl.Trainer(Tagging(), "sgd", data, global_batch_size=8, accumulation_steps=2)
     trainer.train(1, progress=False)
     assert caplog.messages == []
     ddl.export(trainer, tmp_path / "export")
