@@ -98,7 +98,9 @@ STEPS = of("Dropout SpatialDropout1D GaussianNoise GaussianDropout AlphaDropout"
     "BatchNormalization": layers.BatchNormalization,
 }
 RECURRENT = of("LSTM GRU SimpleRNN", 3, **BOTH) | {
-    "Bidirectional": lambda: layers.Bidirectional(layers.LSTM(3, **BOTH)),
+    "Bidirectional": lambda: layers.Bidirectional(
+        layers.LSTM(3, **BOTH), backward_layer=layers.GRU(3, go_backwards=True, **BOTH)
+    ),
     "RNN": lambda: layers.RNN([layers.LSTMCell(3, **BOTH), layers.GRUCell(3, **BOTH)]),
 }
 FRAMES = of("SpatialDropout3D", 0.4) | of("ConvLSTM2D", 2, 3, **BOTH)
@@ -116,6 +118,9 @@ WITHOUT_XLA = NO_KERNELS | IN_FLOAT32.keys() | COMMUNICATE | FRAMES.keys() | {"R
 # Too slow for each run of the tests, or, BatchNormalization, other in microbatches.
 OF_THE_TABLE = {"BertTextClassifier", "LoRA", "LSTM", "SimpleRNN", "RNN", "ConvLSTM1D"}
 OF_THE_TABLE |= {"ConvLSTM3D", "GroupQueryAttention", "RandomPerspective"} | COMMUNICATE
+# In each run of the tests as parts of "Bidirectional", "Pipeline" and "RandomColorJitter".
+OF_THE_TABLE |= {"GRU", "RandomFlip", "RandomInvert"}
+OF_THE_TABLE |= {"RandomBrightness", "RandomContrast", "RandomSaturation", "RandomHue"}
 
 
 class Family(NamedTuple):
@@ -141,11 +146,9 @@ PIXELS = RANDOM.uniform(0, 255, (20, 8, 8, 3))
 SERIES = RANDOM.normal(size=(20, 5, 4))
 SMALL_IMAGES = RANDOM.normal(size=(20, 32, 32, 3))
 FAMILIES = {
-    "images": Family(IMAGES, PIXELS, 0.01),
-    "colours": Family(COLOURS, PIXELS, 0.01),
+    "images": Family(IMAGES | COLOURS, PIXELS, 0.01),
     "float32": Family(IN_FLOAT32, PIXELS, 0.01, "float32", 1e-5),
-    "steps": Family(STEPS, SERIES),
-    "recurrent": Family(RECURRENT, SERIES),
+    "series": Family(STEPS | RECURRENT, SERIES),
     "frames": Family(FRAMES, RANDOM.normal(size=(20, 4, 5, 5, 2))),
     # At larger rates one device amplifies rounding of its own weights as much.
     "MobileNetV2": Family(MOBILE_NET, SMALL_IMAGES, 1e-7),

@@ -51,7 +51,7 @@ def trained(task, data, updates, batch_size):
 
 def keras_trained(model, data, epochs, batch_size, **compiled):
     """The same by Keras on one device; the figures are those of one batch."""
-    model.compile(keras.optimizers.SGD(0.5), **compiled)
+    model.compile(keras.optimizers.SGD(0.5), run_eagerly=True, **compiled)
     x, y, *weight = data
     given = {"sample_weight": weight[0] if weight else None, "verbose": 0}
     before = model.evaluate(x, y, batch_size=len(TAGS), return_dict=True, **given)
