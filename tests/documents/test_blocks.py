@@ -28,7 +28,7 @@ MODULES = set(re.findall(r"^import (\w+)$", "\n".join(block.text for block in GI
 TOGETHER = [
     ("@train/image_folder()", "# warmed.gin", "# with_areas.gin"),
     ("@mix()", "# groups.gin", "# kept.gin"),
-    ("# endless.gin", "@RandomResizedCrop()", "# remat.gin"),
+    ("# endless.gin", "@RandomResizedCrop()", "# remat.gin", "# warm.gin"),
 ]
 
 # What a program prints, and how it is shortened.
