@@ -20,7 +20,7 @@ def cnn(
     hidden_dropout: float = 0.0,
     batch_normalization: bool = False,
     padding: str = "valid",
-    input_scale: float = 1 / 255,
+    input_scale: float | None = None,
 ) -> keras.Model:
     """Builds a small convolutional network for images.
 
@@ -35,13 +35,17 @@ def cnn(
       hidden_dropout: Dropout rate after each hidden dense layer.
       batch_normalization: Whether batch normalization follows each convolution.
       padding: Padding of the convolutions, "valid" or "same".
-      input_scale: Factor applied to raw inputs; 1/255 maps bytes to [0, 1].
+      input_scale: Factor applied to raw inputs. None: 1/255 for integers, such as bytes,
+        and 1 for floats, as a Trainer's training data have them; without a Trainer 1/255.
 
     Returns:
       A model from [batch, *input_shape], any dtype, to logits [batch, num_classes].
     """
     inputs = keras.Input(tuple(input_shape), name="image")
-    x = keras.layers.Rescaling(input_scale, name="scale")(inputs)
+    factor = 1 / 255 if input_scale is None else input_scale
+    scale = keras.layers.Rescaling(factor, name="scale")
+    scale.scales_integers_only = input_scale is None  # for ddl.tasks.checks.check_data
+    x = scale(inputs)
     for block, convolutions in enumerate(blocks, start=1):
         for number, filters in enumerate(convolutions, start=1):
             name = f"{block}_{number}"

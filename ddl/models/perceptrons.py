@@ -13,7 +13,7 @@ def mlp(
     *,
     hidden_units: Sequence[int] = (128,),
     dropout: float = 0.0,
-    input_scale: float = 1 / 255,
+    input_scale: float | None = None,
 ) -> keras.Model:
     """Builds a multilayer perceptron: flatten, dense layers with ReLU, logits.
 
@@ -22,13 +22,17 @@ def mlp(
       num_classes: Number of logits.
       hidden_units: Width of each hidden layer.
       dropout: Dropout rate after each hidden layer.
-      input_scale: Factor applied to raw inputs; 1/255 maps bytes to [0, 1].
+      input_scale: Factor applied to raw inputs. None: 1/255 for integers, such as bytes,
+        and 1 for floats, as a Trainer's training data have them; without a Trainer 1/255.
 
     Returns:
       A model from [batch, *input_shape], any dtype, to logits [batch, num_classes].
     """
     inputs = keras.Input(tuple(input_shape), name="input")
-    x = keras.layers.Rescaling(input_scale, name="scale")(inputs)
+    factor = 1 / 255 if input_scale is None else input_scale
+    scale = keras.layers.Rescaling(factor, name="scale")
+    scale.scales_integers_only = input_scale is None  # for ddl.tasks.checks.check_data
+    x = scale(inputs)
     x = keras.layers.Flatten(name="flatten")(x)
     for number, units in enumerate(hidden_units, start=1):
         x = keras.layers.Dense(units, activation="relu", name=f"hidden_{number}")(x)

@@ -6,9 +6,9 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
 from ddl.errors import ConfigError, DataError
+from ddl.tasks.parts import layers_of
 
 ENTRY_WEIGHT = "entry_weight"
 """The feature of weights [batch, …] of more than one dimension, as of time steps."""
@@ -54,6 +54,34 @@ def names_of(model: keras.Model) -> list[str] | None:
     return list(own) if isinstance(own, Mapping) else None
 
 
+def check_data(task: Any, sources: Mapping[str, Any]) -> None:
+    """Checks training data by the task's `check`, and sets scales of inputs that follow the data.
+
+    The data decide once, and no call of the model: augmentations make floats of bytes.
+
+    Args:
+      task: The task.
+      sources: The sources by name; "" if there is only one, which the task can check.
+
+    Raises:
+      ConfigError: If features of integers and others may be the input of a model whose scale
+        follows the data, or none may.
+    """
+    if "" in sources and hasattr(task, "check"):
+        task.check(sources[""])
+    others = {*getattr(task, "_not_inputs", ("label",)), "weight", ENTRY_WEIGHT}
+    for layer in layers_of(task):
+        if getattr(layer, "scales_integers_only", False):
+            specs = [one for source in sources.values() for one in source.element_spec.items()]
+            found = {n: one.dtype for n, one in specs if n not in others and fits(one, layer.input)}
+            if len(kinds := {dtype.is_integer for dtype in found.values()}) != 1:
+                raise ConfigError(
+                    "Set the model's input_scale, 1 for floats or 1/255 for bytes: features like "
+                    f"its input, {layer.input.shape[1:]}, must be integers or floats, got {found}."
+                )
+            layer.scale = 1 / 255 if kinds == {True} else 1.0
+
+
 def check_inputs(
     model: keras.Model, source: Any, input_name: str, others: Collection[str], task: str
 ) -> str:
@@ -94,38 +122,20 @@ def check_inputs(
         _check_input(model, name, spec[name], tensor)
         for layer in model.layers:
             inputs = [x for node in layer._inbound_nodes for x in node.input_tensors]
-            if isinstance(layer, keras.layers.Rescaling) and any(x is tensor for x in inputs):
-                _warn_of_tiny(source, name, layer)
             if isinstance(layer, keras.layers.Embedding) and any(x is tensor for x in inputs):
                 remedy = f"Give the table {layer.name!r} of {model.name!r} more rows."
                 check_range(source, name, layer.input_dim, f"Feature {name!r}", remedy)
     return left[0] if len(left) == 1 else input_name
 
 
-def _warn_of_tiny(source: Any, name: str, layer: keras.layers.Rescaling) -> None:
-    """Logs a warning if a factor for bytes scales floats, as those from 0 to 1, to nearly 0."""
-    known = getattr(source, "arrays", None) or getattr(source, "sample", None) or {}
-    values = known.get(name)
-    if values is None or values.dtype.kind != "f" or np.ndim(layer.scale):
-        return
-    largest = max(values.max(), -values.min()) * layer.scale
-    if largest < 0.1:
-        logging.warning(
-            f"Layer {layer.name!r} scales feature {name!r} to at most {largest:.2g}. For floats "
-            "set the model's input_scale = 1."
-        )
-
-
 def _check_input(model: keras.Model, name: str, spec: tf.TensorSpec, taken: Any) -> None:
     expected, given = tuple(taken.shape[1:]), tuple(spec.shape)
-    # As Keras does. A sequence may have one step, so the shapes as they are count, too.
-    fits = any(f(expected).is_compatible_with(f(given)) for f in (tf.TensorShape, without_one))
     wanted, remedy = "", "Convert it in the data, or set input_name to another feature."
     if spec.dtype == tf.string and taken.dtype != "string":
         wanted, got = "numbers", "is text"
     elif spec.dtype.is_floating and tf.as_dtype(taken.dtype).is_integer:
         wanted, got = "must be integers", f"is {spec.dtype.name}"
-    elif not fits:
+    elif not fits(spec, taken):
         wanted, got = str(expected), f"has shape {given}"
         remedy = f"Set the size of the model's inputs to {given}, or reshape the feature."
     if wanted:
@@ -133,6 +143,13 @@ def _check_input(model: keras.Model, name: str, spec: tf.TensorSpec, taken: Any)
             f"The input (feature {name!r}) {got}, but the model {model.name!r} takes {wanted}. "
             f"{remedy}"
         )
+
+
+def fits(spec: tf.TensorSpec, taken: Any) -> bool:
+    """Returns whether a feature of one example has the shape of a model's input, as for Keras."""
+    # A sequence may have one step, so the shapes as they are count, too.
+    expected, given = taken.shape[1:], spec.shape
+    return any(f(expected).is_compatible_with(f(given)) for f in (tf.TensorShape, without_one))
 
 
 def check_not_rounded(model: keras.Model, given: Any) -> None:

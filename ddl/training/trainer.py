@@ -38,6 +38,7 @@ from ddl.step.replicas import AllReduce
 from ddl.step.sharding import sharding_of
 from ddl.step.state import TrainingState
 from ddl.step.train_step import TrainStep
+from ddl.tasks.checks import check_data
 from ddl.tasks.parts import layers_of
 from ddl.tasks.task import StepTask, Task, check_task
 from ddl.training import checks
@@ -161,8 +162,7 @@ class Trainer:
         replicas = strategy.num_replicas_in_sync
         for size in sizes.values():
             checks.check_batch_split(size, replicas, accumulation_steps)
-        if "" in sources and hasattr(task, "check"):
-            task.check(sources[""])
+        check_data(task, sources)
         self.pipelines = train = {
             name: BatchPipeline(
                 source,

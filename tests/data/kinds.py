@@ -20,7 +20,8 @@ def _of_epoch(epoch):
 
 
 def _classification() -> ddl.Classification:
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    x = keras.Input((4,))  # NaN where a mask is
+    model = keras.Model(x, keras.layers.Dense(3)(keras.ops.nan_to_num(x)))
     return ddl.Classification(model, input_name="image")
 
 
@@ -36,10 +37,10 @@ def make_trainer(data, strategy, **options):
     keras.utils.set_random_seed(2)
     with strategy.scope():
         task, optimizer = task_of(), keras.optimizers.SGD(0.1, momentum=0.9)
-    options = {"global_batch_size": 8, "seed": 3, "eval_data": data, **options}
+    options |= {"global_batch_size": 8, "seed": 3}
     return ddl.Trainer(task, optimizer, data, strategy=strategy, **options)
 
 
 def ends_of(trainer, updates=UPDATES):
     trainer.train(updates, progress=False)
-    return [*trainer.model.get_weights(), trainer.evaluate()["loss"]]
+    return trainer.model.get_weights()

@@ -1,14 +1,16 @@
 """Checks of evaluation data, and errors of data that are being read."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import ddl
-from ddl.data import BatchPipeline, Source, stream, subset
+from ddl.data import BatchPipeline, Source, subset
 from ddl.data.checks import data_errors
-from ddl.errors import DataError
+from ddl.errors import ConfigError, DataError
 from ddl.step.replicas import distributed_iterator
+from ddl.tasks.checks import check_data
 from tests.conftest import make_strategy
 from tests.data.test_source import png
 
@@ -48,11 +50,13 @@ def test_the_error_of_a_reader_keeps_its_cause():
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-def test_floats_that_a_factor_for_bytes_makes_tiny_are_told(caplog):
-    task = ddl.Classification(ddl.models.mlp((4,), 2))
-    for largest, times in ((1.0, 2), (255.0, 0)):
-        caplog.clear()
-        rows = np.linspace(0, largest, 12).reshape(3, 4), np.zeros(3, int)
-        for data in (Source(rows), stream(tf.data.Dataset.from_tensor_slices(rows).batch(2))):
-            task.check(data)
-        assert caplog.text.count("input_scale = 1") == times
+def test_integers_are_scaled_by_default_and_floats_are_left_alone():
+    pixels, label = np.random.default_rng(0).integers(0, 256, (6, 4), np.uint8), np.arange(6) % 2
+    outputs = []
+    for x in (pixels, np.float32(pixels / 255)):
+        keras.utils.set_random_seed(1)
+        task = ddl.Classification(ddl.models.mlp((4,), 2))
+        outputs.append(ddl.Trainer(task, "sgd", (x, label), global_batch_size=6).model(x))
+    np.testing.assert_allclose(*outputs, rtol=1e-5)
+    with pytest.raises(ConfigError, match="Set the model's input_scale.*uint8.*float64"):
+        check_data(task, {"labelled": Source({"a": pixels}), "other": Source({"b": pixels / 255})})

@@ -1,5 +1,6 @@
 """Batches of readers and arrays: the rows of `batch_indices`, in their documented places."""
 
+import os
 import types
 from pathlib import Path
 
@@ -90,6 +91,14 @@ def test_workers_read_their_own_rows(make, folder, monkeypatch):
                 for replica, own in enumerate(strategy.experimental_local_results(each)):
                     wanted = part[:, :, 2 * index + replica]
                     np.testing.assert_array_equal(own, wanted.reshape(own.shape))
+
+
+def test_threads_are_as_many_as_the_cores_that_this_process_may_use(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 5, 9})
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    pipeline = pipeline_of(Source({"x": np.zeros([8, 10_000])}), resident=False)
+    dataset, _ = pipeline.rows(make_strategy(*ONE))
+    assert dataset.options().threading.private_threadpool_size == 3
 
 
 def memory(name):

@@ -131,6 +131,16 @@ def test_a_generator_that_may_yield_batches_is_told_of(caplog):
     assert caplog.text.count("batched=True") == 1
 
 
+def test_ragged_features_become_dense():
+    def batches():
+        yield {"label": tf.RaggedTensor.from_row_lengths(range(6), [1, 3, 2])}
+
+    spec = {"label": tf.RaggedTensorSpec([None, 4], tf.int32)}
+    data = tf.data.Dataset.from_generator(batches, output_signature=spec)
+    (batch,) = stream(data).batches(3, 0).take(1).as_numpy_iterator()
+    assert batch["label"].tolist() == [[0, 0, 0, 0], [1, 2, 3, 0], [4, 5, 0, 0]]
+
+
 def ragged():
     return (tf.range(n) for n in (2, 3))
 
