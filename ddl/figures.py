@@ -34,7 +34,7 @@ def direction_of(metric: str, given: Direction | None, parameter: str) -> Direct
         check_choice(f"{parameter} of {metric!r}", given, choices)
         return given
     for names, direction in _KNOWN:
-        if re.fullmatch(names, metric):
+        if re.fullmatch(names, metric.removeprefix("val_")):  # which `check_metric` refuses
             return direction
     raise ConfigError(
         f"{parameter} is required for the metric {metric!r}: ddl does not know whether larger or "

@@ -72,7 +72,7 @@ def stream(data: Any, *, batched: bool | None = None) -> "Stream":
             f"set or an iterable, got {type(data).__name__}. Pass the function that makes it."
         )
     taken = {"epoch"} & inspect.signature(data).parameters.keys()
-    check_takes("stream.data, which may take the argument epoch,", data, (), tuple(taken))
+    check_takes("stream.data, which may take one argument, epoch,", data, (), tuple(taken))
     return Stream(definition_of(data), lambda epoch: data(**dict.fromkeys(taken, epoch)), batched)
 
 

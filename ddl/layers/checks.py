@@ -1,8 +1,10 @@
 """Checks of the layers of a task: that they compute each row alone, and train what they did."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import keras
+import numpy as np
+from absl import logging
 
 from ddl.errors import ConfigError
 
@@ -32,6 +34,65 @@ def check_computes_by_row(layers: Iterable[keras.layers.Layer]) -> None:
             f"The layer {layer.name!r} {what} and the number of replicas would change the result. "
             f"{remedy}"
         )
+
+
+def check_are_means(
+    where: str,
+    of_eight: tuple[np.ndarray, np.ndarray],
+    of_four: tuple[np.ndarray, np.ndarray],
+    tolerance: float,
+) -> None:
+    """Raises ConfigError unless the losses of layers (`add_loss`) are means over rows.
+
+    Each replica computes them from its rows of a microbatch. Only means add up to the loss of one
+    device, up to their rounding.
+
+    Args:
+      where: Name of the loss in errors.
+      of_eight: The losses of eight rows, and with others in place of the first four.
+      of_four: The losses of these four rows, and of the others, which weigh twice as much.
+      tolerance: Tolerated difference, relative to the largest value.
+    """
+    changes = 2 * (of_eight[0] - of_eight[1]), of_four[0] - of_four[1]
+    largest = np.abs([of_eight, of_four]).max()
+    if not np.allclose(*changes, rtol=0, atol=tolerance * largest):
+        raise ConfigError(
+            f"{where}: the losses that layers add (add_loss, or an activity regularizer) must be "
+            "means over the rows of a batch, as replicas and microbatches compute them from their "
+            "own rows. Divide sums by the number of rows, or return them from the task, where "
+            "ddl.gather(x) gives a loss across rows those of all replicas."
+        )
+
+
+def warn_of_inference(
+    task: object,
+    layers: Iterable[keras.layers.Layer],
+    used: Collection[keras.layers.Layer],
+    draws: bool,
+) -> None:
+    """Logs if a loss in training runs all random and normalizing layers as an evaluation does.
+
+    Args:
+      task: The task.
+      layers: Its layers, built.
+      used: Layers of the loss, without BatchNormalization that takes no moments.
+      draws: Whether the loss draws random numbers.
+    """
+    kind = keras.layers.BatchNormalization
+    idle = [x.name for x in layers if x.trainable and (isinstance(x, kind) or _draws(x))]
+    if idle and not draws and not any(isinstance(x, kind) for x in used):
+        logging.warning(
+            "%s.per_example runs %s as in an evaluation. Pass `training` on: model(x, "
+            "training=training).",
+            type(task).__name__,
+            ", ".join(idle),
+        )
+
+
+def _draws(layer: keras.layers.Layer) -> bool:
+    """Returns whether a layer of Keras draws in training; recurrent cells have a seed anyway."""
+    rates = [getattr(layer, name, None) for name in ("dropout", "recurrent_dropout")]
+    return hasattr(layer, "seed_generator") and rates != [0.0, 0.0]
 
 
 class TrainedVariables:

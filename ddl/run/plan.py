@@ -23,7 +23,7 @@ from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.devices import replica_devices
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
-from ddl.errors import ConfigError
+from ddl.errors import ConfigError, did_you_mean
 from ddl.optimizers.schedules import total_steps
 from ddl.run.callbacks import AfterEvaluation, Callback, EarlyStopping, checked_callbacks
 from ddl.run.directory import RunDirectory
@@ -102,9 +102,9 @@ class RunPlan:
         Raises:
           ConfigError: If something needs evaluations, or a metric that they do not report.
         """
-        check_metric("Retention.best_metric", self.retention.best_metric, trainer)
         for rule in self.of(EarlyStopping):
             check_metric("EarlyStopping.metric", rule.metric, trainer)
+        check_metric("Retention.best_metric", self.retention.best_metric, trainer)
         needs = self.eval_every is not None or self.of(AfterEvaluation)
         if needs and trainer.eval_pipeline is None:
             raise ConfigError(
@@ -119,7 +119,7 @@ def check_metric(parameter: str, metric: str | None, trainer: Trainer) -> None:
     if metric is not None and metric not in names:
         raise ConfigError(
             f"{parameter} must be a metric of the evaluation ({', '.join(names) or 'none'}), got "
-            f"{metric!r}. Correct it, or bind Trainer.eval_data."
+            f"{metric!r}.{did_you_mean(metric, names, 0.6)} Correct it, or bind Trainer.eval_data."
         )
 
 

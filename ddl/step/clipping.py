@@ -90,9 +90,9 @@ def clip_by_global_norm(
       the gradients.
     """
     norm = tf.sqrt(squared)
-    # Below the limit the factor is exactly one, so clipping rounds nothing.
+    # Below the limit, which may be infinite, the factor is exactly one: clipping rounds nothing.
     limit = tf.constant(clip_norm, norm.dtype)  # tf.cast rounds to float32 first
-    return multiply(gradients, limit / tf.maximum(norm, limit)), norm
+    return multiply(gradients, tf.minimum(limit / norm, tf.ones_like(norm))), norm
 
 
 def clips_by_name(limit: Limit, optimizers: Sequence[str]) -> dict[str, float | None]:

@@ -22,13 +22,12 @@ from ddl.errors import ConfigError, DataError, TrainingDiverged
 from ddl.layers.normalization import has_global_moments
 from ddl.optimizers.fused import updates_rows
 from ddl.precision import uses_tf32_unasked
-from ddl.step.loss import Loss
 from ddl.step.moving_statistics import statistics_of
 from ddl.step.rows import read_as_a_whole
 from ddl.step.state import TrainingState
 from ddl.step.train_step import TrainStep
 from ddl.tasks.parts import copies_of, layers_of, own_items_of, own_variables_of
-from ddl.tasks.task import Task, has_step
+from ddl.tasks.task import Task
 
 _LARGE_TABLE = 2**20  # entries, from which a dense update takes noticeable time
 
@@ -157,33 +156,6 @@ def naming_features(where: str, features: Iterable[str]) -> Iterator[None]:
                 f"{', '.join(sorted(features))}. Add it to the data."
             ) from error
         raise
-
-
-def warn_of_inference(task: Task, losses: Mapping[str, Loss]) -> None:
-    """Logs if `per_example` runs all random and normalizing layers as an evaluation does.
-
-    Args:
-      task: The task, with built models.
-      losses: Its losses; with a step of its own, each may use other layers, and nothing is logged.
-    """
-    layers = [x for x in layers_of(task) if x.trainable]
-    kind = keras.layers.BatchNormalization
-    idle = [x.name for x in layers if isinstance(x, kind) or _draws(x)]
-    forms = [] if has_step(task) else [loss.form for loss in losses.values()]
-    runs = [form.placing != {} or any(isinstance(x, kind) for x in form.layers) for form in forms]
-    if idle and runs == [False]:
-        logging.warning(
-            "%s.per_example runs %s as in an evaluation. Pass `training` on: model(x, "
-            "training=training).",
-            type(task).__name__,
-            ", ".join(idle),
-        )
-
-
-def _draws(layer: keras.layers.Layer) -> bool:
-    """Returns whether a layer of Keras draws in training; recurrent cells have a seed anyway."""
-    rates = [getattr(layer, name, None) for name in ("dropout", "recurrent_dropout")]
-    return hasattr(layer, "seed_generator") and rates != [0.0, 0.0]
 
 
 def warn_of_tf32(strategy: tf.distribute.Strategy) -> None:

@@ -37,6 +37,7 @@ from ddl.data.checks import data_errors
 from ddl.data.pipeline import BatchPipeline
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError, DataError, DdlError, message_of
+from ddl.layers.checks import check_are_means
 from ddl.layers.lookups import look_up_rows
 from ddl.layers.normalization import take_over_moments
 from ddl.microbatch import Microbatch, without_traces_of_the_user
@@ -61,6 +62,7 @@ from ddl.tasks.task import (
     PerExample,
     Task,
     evaluation_loss,
+    has_step,
     is_read,
     names_resembling_weight,
 )
@@ -81,6 +83,7 @@ task that selects tokens from its rows, and so runs kernels at other shapes.
 _AT_OTHERS = 1e-2
 """Tolerated difference between 8 and 4 rows; and at other shapes in half precision."""
 
+_OF_LAYERS = "losses of layers"
 _Features = dict[str, tf.Tensor]
 _Values = dict[str, np.ndarray]
 
@@ -313,6 +316,7 @@ class Probe:
           padded: Whether the pass takes a mask of the rows that are no padding.
         """
         loss, found = self.loss, list[tuple[PerExample, Microbatch]]()
+        added, adds = list[tf.Tensor](), self.training and not (padded or has_step(loss.task))
 
         def on_replica(features: _Features, mask: tf.Tensor | None) -> None:
             if found and not self.every:
@@ -323,9 +327,11 @@ class Probe:
             no_variables = tf.variable_creator_scope(functools.partial(_refuse, loss.where))
             with no_variables, naming_features(loss.where, features), current.forward():
                 output = loss.function(dict(features), self.training)
+                own = loss.losses_of_layers() if adds else ()
             check_output(output, loss.where, rows)
             for name in names_resembling_weight(features):
                 self.read[name] = self.read.get(name, False) or is_read(features[name], output)
+            added[:] = added if found else [tf.cast(x, tf.float64) for x in own]
             found.append((output, current))
 
         @tf.function(autograph=False)
@@ -336,7 +342,7 @@ class Probe:
             else:
                 allow_replica_writes(layers_of(self.loss.task), self.strategy)
                 self.strategy.run(on_replica, args=(features, mask))
-            return tensors_of(found[0][0])
+            return tensors_of(found[0][0]) | ({_OF_LAYERS: tf.stack([added])} if added else {})
 
         mask = tf.TensorSpec([rows], tf.bool) if padded else None
         return _Pass(run.get_concrete_function(self.specs(rows), mask), *found[0])
@@ -360,6 +366,8 @@ class Probe:
                 with_others = self._run(first, rows, rows_with_others)
                 found = found or _differences(values, with_others, kept, tolerance)
             alone = self._run(few, rows, eight[:_FOUR])
+            if _OF_LAYERS in values and self.loss.replicas * self.pipeline.microbatches > 1:
+                self._check_losses_of_layers(first, few, rows, (values, alone), tolerance)
             found = found or _differences(values, alone, [*eight[:_FOUR]], _AT_OTHERS)
             if found:
                 raise ConfigError(
@@ -389,6 +397,15 @@ class Probe:
                     f"{where}: the {name} of an example must be at least 0, got "
                     f"{value.min():.6g}. To use negative factors, multiply the loss by them."
                 )
+
+    def _check_losses_of_layers(
+        self, first: _Pass, few: _Pass, rows: _Features, before: Sequence[_Values], tolerance: float
+    ) -> None:
+        """Raises ConfigError unless the losses of layers are means; after runs of both passes."""
+        places = [8, 9, 10, 11, 4, 5, 6, 7]
+        of_eight = before[0][_OF_LAYERS], self._run(first, rows, places)[_OF_LAYERS]
+        of_four = before[1][_OF_LAYERS], self._run(few, rows, places[:_FOUR])[_OF_LAYERS]
+        check_are_means(self.loss.where, of_eight, of_four, max(tolerance, 1e-4))
 
     def _variables(self) -> list[tf.Variable]:
         models = models_of(self.loss.task).values()
@@ -432,7 +449,7 @@ def _differences(
         own, other = (x if len(x) == 1 else x[list(rows)] for x in (one, second[name]))
         atol = tolerance * np.abs(one[np.isfinite(one)]).max(initial=0.0)
         wrong = np.argwhere(~np.isclose(own, other, rtol=0, atol=atol, equal_nan=True))
-        if len(wrong):
+        if len(wrong) and name != _OF_LAYERS:
             place = tuple(wrong[0])
             found[name] = (
                 f"{own[place]:.6g} in row {rows[place[0]] if len(own) > 1 else 0}, but "

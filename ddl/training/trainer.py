@@ -15,7 +15,7 @@ from ddl.distribution.communication import number_collectives
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, did_you_mean
 from ddl.figures import GRADIENT_NORM
-from ddl.layers.checks import check_computes_by_row
+from ddl.layers.checks import check_computes_by_row, warn_of_inference
 from ddl.layers.normalization import take_over_moments, warn_of_batch_moments
 from ddl.metrics import CorpusMetric
 from ddl.metrics.history import History
@@ -29,6 +29,7 @@ from ddl.random import hashed
 from ddl.signals import deferring_interrupt
 from ddl.step.clipping import Limit, clips_by_name
 from ddl.step.compiled import Compiler
+from ddl.step.engine import BUILT_IN
 from ddl.step.global_gradient import GlobalGradient
 from ddl.step.moving_statistics import allow_replica_writes, statistics_of
 from ddl.step.overflow import known_loss_scale
@@ -40,7 +41,7 @@ from ddl.step.state import TrainingState
 from ddl.step.train_step import TrainStep
 from ddl.tasks.checks import check_data
 from ddl.tasks.parts import layers_of
-from ddl.tasks.task import StepTask, Task, check_task
+from ddl.tasks.task import StepTask, Task, check_task, has_step
 from ddl.training import checks
 from ddl.training.evaluation import Evaluations, Rows, evaluation_pipeline, joined
 from ddl.training.pace import Pace
@@ -124,7 +125,8 @@ class Trainer:
           batch_moments: Rows that give BatchNormalization its moments: "global", those of the
             microbatch on all replicas; "per_replica", those of each replica, so that the number of
             replicas changes the result, and moving moments are means over the replicas.
-          clip_norm: Largest global norm of the gradient, or that of each optimizer by its name.
+          clip_norm: Largest global norm of the gradient, or that of each optimizer by its name;
+            the norm before clipping is logged. Infinity clips nothing.
           weight_average: Keeps an average of the weights, which evaluation and export use.
           loss_scale: "auto" scales the loss dynamically if the model computes in float16.
           max_skipped_updates: Consecutive overflows after which training counts as diverged.
@@ -200,7 +202,9 @@ class Trainer:
         alone = batch_moments == "per_replica"
         warn_of_batch_moments(normalizing, replicas if alone else 1, accumulation_steps)
         checks.warn_of_tf32(strategy)
-        checks.warn_of_inference(task, plan.losses)
+        if not has_step(task):
+            form = plan.losses[BUILT_IN].form
+            warn_of_inference(task, layers, form.layers, form.placing != {})
         take_over_moments(layers)
         allow_replica_writes(layers, strategy)
         moving = statistics_of(layers, strategy)

@@ -187,3 +187,34 @@ def test_a_saved_model_does_not_augment(tmp_path):
     exported = tf.saved_model.load(tmp_path / "saved_model")
     served, predicted = exported.serve(images), trainer.predict(images)
     np.testing.assert_allclose(served, predicted, rtol=1e-5, atol=1e-6)
+
+
+class Adds(keras.layers.Layer):
+    """Adds a loss of its inputs."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.loss = loss
+
+    def call(self, inputs):
+        self.add_loss(self.loss(inputs))
+        return inputs
+
+
+def test_losses_that_layers_add_are_means_over_rows_or_refused_on_replicas():
+    """Sums, or products of means as for the load of experts, depend on the number of replicas."""
+
+    def trained(loss, replicas, size=3):
+        with tf.distribute.MirroredStrategy([f"CPU:{n}" for n in range(replicas)]).scope():
+            hidden = keras.layers.Dense(1, kernel_initializer="ones")
+            model = keras.Sequential([keras.Input((size,)), hidden, Adds(loss)])
+            data = (X[:, :size], Y)
+            trainer = ddl.Trainer(ddl.Supervised(model, "mse"), "sgd", data, global_batch_size=16)
+        trainer.train(3, progress=False)
+        return hidden.kernel.numpy()
+
+    one, two = (trained(lambda x: tf.reduce_mean(x**2), replicas) for replicas in (1, 2))
+    np.testing.assert_allclose(one, two, rtol=1e-5)
+    for size, loss in enumerate((tf.reduce_sum, lambda x: tf.reduce_mean(x) ** 2), 1):
+        with pytest.raises(ConfigError, match="means over the rows"):
+            trained(loss, 2, size)
