@@ -265,7 +265,8 @@ class Run:
         self._write(step, "eval", figures)
         if not math.isfinite(figures["loss"]):
             what = f"Training diverged by step {step:,}: the loss of the evaluation is not finite"
-            raise TrainingDiverged(f"{what}. Lower the learning rate, or clip the gradient.")
+            remedy = "Lower the learning rate, clip the gradient, or check the evaluation data."
+            raise TrainingDiverged(f"{what}. {remedy}")
         if step < self._total and self._reason_to_end():
             self.trainer.request_stop()
         self._evaluated = (step, figures)
