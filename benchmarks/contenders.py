@@ -159,12 +159,14 @@ def _fit(case: Case, steps: int, data: dict[str, Any], **compiling: Any) -> Wind
 
 def by_fit(case: Case) -> Window:
     """Trains by `fit` as the tutorials call it."""
+    begin(case)
     inputs, labels = arrays(case)
     return _fit(case, case.steps, {"x": inputs, "y": labels, "batch_size": case.batch})
 
 
 def by_tuned_fit(case: Case, jit_compile: bool = False) -> Window:
     """Trains by `fit` with many steps per execution, on the pipeline that gathers."""
+    begin(case)
     # Keras 3.15 fails with more than one step per execution on several devices.
     updates = case.updates if case.replicas == 1 else case.steps
     steps = max(n for n in range(1, 101) if updates % n == 0) if case.replicas == 1 else 1
