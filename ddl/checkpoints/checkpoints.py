@@ -338,8 +338,5 @@ def _position_of(trainer: Trainer) -> dict[str, int | None]:
 def _position_differs(saved: SavedCheckpoint, trainer: Trainer) -> str:
     """Returns how steps or data positions mean something else here; "" if they do not."""
     was, now = saved.metadata.position, _position_of(trainer)
-    # Data whose length was not counted have no number of examples.
-    uncounted = {k for k in was if k.startswith("num examples") and None in (was[k], now.get(k))}
-    labels = [label for label in {**was, **now} if label not in uncounted]
-    changed = [label for label in labels if was.get(label) != now.get(label)]
+    changed = [label for label in {**was, **now} if was.get(label) != now.get(label)]
     return contents.some([f"its {x} is {was.get(x)}, expected {now.get(x)}" for x in changed], 3)
