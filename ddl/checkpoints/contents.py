@@ -261,7 +261,8 @@ def digest_of(entries: Entries, read: Callable[[str], np.ndarray]) -> str:
     for key, (path, *_) in entries.items():
         value = read(key)
         if not (key.startswith("state/") or path.endswith(SEED_STATE)):
-            found.update(key.encode() + b"\0" + _bytes(value))
+            found.update(key.encode() + b"\0")
+            found.update(_bytes(value))
     return found.hexdigest()
 
 
@@ -271,9 +272,11 @@ def checksums(values: Iterable[Value]) -> list[int]:
     return [0 if copy is None else zlib.crc32(_bytes(copy.numpy())) for copy in copies]
 
 
-def _bytes(value: np.ndarray) -> bytes:
-    """Returns the content of an array; one of texts holds their addresses."""
-    return repr(value.tolist()).encode() if value.dtype.kind == "O" else value.tobytes()
+def _bytes(value: np.ndarray) -> bytes | np.ndarray:
+    """Returns the content of an array, not copied; one of texts holds their addresses."""
+    if value.dtype.kind == "O":
+        return repr(value.tolist()).encode()
+    return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
 
 
 def _name(variable: Any) -> str:
