@@ -1,7 +1,7 @@
 """Benchmarks. `python -m benchmarks` runs all but the long ones; with names, only those."""
 
 BENCHMARKS = (
-    *("loop_overhead", "gan", "step_cost", "first_step", "input", "embeddings"),
+    *("loop_overhead", "replicas", "gan", "step_cost", "first_step", "input", "embeddings"),
     *("weak_scaling", "checkpoint_cost", "memory"),
     *("configs", "gpu_counts"),
 )

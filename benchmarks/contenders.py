@@ -167,11 +167,9 @@ def by_fit(case: Case) -> Window:
 def by_tuned_fit(case: Case, jit_compile: bool = False) -> Window:
     """Trains by `fit` with many steps per execution, on the pipeline that gathers."""
     begin(case)
-    # Keras 3.15 fails with more than one step per execution on several devices.
-    updates = case.updates if case.replicas == 1 else case.steps
-    steps = max(n for n in range(1, 101) if updates % n == 0) if case.replicas == 1 else 1
+    steps = max(n for n in range(1, 101) if case.updates % n == 0)
     data = {"x": batches(case, gathers=True), "shuffle": False}
-    return _fit(case, updates, data, steps_per_execution=steps, jit_compile=jit_compile)
+    return _fit(case, case.updates, data, steps_per_execution=steps, jit_compile=jit_compile)
 
 
 def by_compiled_fit(case: Case) -> Window:

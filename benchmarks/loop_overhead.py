@@ -2,20 +2,21 @@
 
 The networks are those of two tutorials, the MLP 784-128-dropout 0.2-10 and the CNN 3×3×32, 3×3×64,
 maxpool, dropout 0.25, dense 128, dropout 0.5, dense 10, and `ddl.models.gpt` with two blocks, 128
-wide, on 64 tokens out of 256. They train with Adam in float32 on examples in memory. The
-alternatives are Keras's `fit` as the tutorials call it; `fit` with many steps per execution; and
-Orbit's StandardTrainer, whose loop is a tf.while. On several devices `fit` runs one step per
-execution, since Keras 3.15 fails with more there; the loop of TensorFlow's tutorial on custom
-training, with a tf.function for each step, is a further alternative. The floor is the bare step in
-a tf.while on one constant batch, with TensorFlow's fused Adam and without metrics. The floor that
-reads is the same step on rows that it gathers in a random order, as ddl does.
+wide, on 64 tokens out of 256. They train with Adam in float32 on examples in memory, on one device
+(`benchmarks.replicas`: on several). The alternatives are Keras's `fit` as the tutorials call it;
+`fit` with many steps per execution; and Orbit's StandardTrainer, whose loop is a tf.while. The
+floor is the bare step in a tf.while on one constant batch, with TensorFlow's fused Adam and without
+metrics. The floor that reads is the same step on rows that it gathers in a random order, as ddl
+does.
 
-The MLPs and the GPT also run with XLA, and the faster tuned fit counts; on CPUs ddl uses XLA only
-on request. Keras's `fit` on JAX, and a bare `jax.lax.scan` with optax on arrays on the device and
-without metrics, are compared with ddl with XLA, since JAX compiles too. XLA's convolutions on CPUs
-are several times slower than TensorFlow's, so the CNN runs without.
+The GPT also runs with XLA, and the faster tuned fit counts; with the MLPs `fit` is several times
+slower so. On CPUs ddl uses XLA only on request. Keras's `fit` on JAX, and a bare `jax.lax.scan`
+with optax on arrays on the device and without metrics, are compared with ddl with XLA, since JAX
+compiles too. XLA's convolutions on CPUs are several times slower than TensorFlow's, so the CNN runs
+without.
 """
 
+from collections.abc import Container, Mapping
 from typing import Any
 
 import numpy as np
@@ -51,18 +52,20 @@ CASES = {
     Case("MLP", 512, 22, 10): {FLOOR: 1.05, **OF_MLP},
     Case("CNN", 256, 5): {FLOOR: 1.05},
     Case("GPT", 32, 10, examples=640): {FIT: 1.0, TUNED: 1.0, ORBIT: 1.0, FLOOR: 1.05},
-    Case("MLP", 64, 90, 6, replicas=2): {FIT: 3.0, TUTORIAL: 1.5, ORBIT: 1.5},
-    Case("MLP", 64, 90, 6, replicas=4): {FIT: 3.0, TUTORIAL: 1.5, ORBIT: 1.5},
-    Case("CNN", 256, 5, replicas=2): {},
 }
 """Cases, with the least speed relative to another, or the largest time relative to a floor."""
 
 
-def contenders(case: Case) -> dict[str, Contender]:
+LEFT_OUT = {
+    "MLP": (TUTORIAL, TUNED_COMPILED),
+    "CNN": (TUTORIAL, TUNED_COMPILED, COMPILED, *ON_JAX),
+    "GPT": (TUTORIAL, *ON_JAX),
+}
+"""Contenders that do not run, by network; on one device the tutorial's loop is as fast as `fit`."""
+
+
+def contenders(case: Case, left_out: Container[str]) -> dict[str, Contender]:
     """Returns the contenders of a case."""
-    left_out: tuple[str, ...] = ON_JAX if case.network == "GPT" else ()
-    if case.network == "CNN" or case.replicas > 1:
-        left_out = (*ON_JAX, COMPILED, TUNED_COMPILED, *(FLOORS if case.replicas > 1 else ()))
     return {
         name: Contender(
             f"benchmarks.{function}", case, [{"KERAS_BACKEND": "jax"} if name in ON_JAX else {}]
@@ -83,10 +86,18 @@ def ratio(times: dict[str, np.ndarray], name: str) -> Any:
     return spread(min(kinds, key=np.median) / times[own])
 
 
-def targets_of(case: Case, times: dict[str, np.ndarray]) -> list[Target]:
-    """Returns the targets of a case whose contenders have run."""
+def targets_of(
+    case: Case, limits: Mapping[str, float], times: dict[str, np.ndarray]
+) -> list[Target]:
+    """Returns the targets of a case whose contenders have run.
+
+    Args:
+      case: The case.
+      limits: The least speed relative to another, or the largest time relative to a bound.
+      times: By contender, [processes].
+    """
     found = []
-    for name, limit in CASES[case].items():
+    for name, limit in limits.items():
         value = ratio(times, name)
         what = f"{case}: ddl's time / that of {name}"
         if name in BOUNDS and value != "–":
@@ -96,26 +107,45 @@ def targets_of(case: Case, times: dict[str, np.ndarray]) -> list[Target]:
     return found
 
 
-def measure(options: Options) -> Report:
-    """Measures one case after the other."""
+def compared(
+    cases: Mapping[Case, Mapping[str, float]],
+    options: Options,
+    left_out: Mapping[str, Container[str]],
+    title: str,
+) -> Report:
+    """Measures one case after the other.
+
+    Args:
+      cases: The cases, with the limits of `targets_of`.
+      options: The flags.
+      left_out: Contenders that do not run, by network.
+      title: Title of the table of ratios.
+    """
     found, targets, notes = {}, [], []
-    for case in options.chosen(CASES):
+    for case in options.chosen(cases):
         processes, rounds = (1, 1) if options.quick else (3, 2)
-        found[case], failed = harness.compare(contenders(case), processes, rounds)
+        running = contenders(case, left_out[case.network])
+        found[case], failed = harness.compare(running, processes, rounds)
         notes += [f"{case}, {why}." for why in failed]
-        targets += targets_of(case, found[case])
-    compared = (*OTHERS, JAX_FIT, *BOUNDS)
+        targets += targets_of(case, cases[case], found[case])
+    ran = [name for name in FUNCTIONS if any(name in times for times in found.values())]
+    others = [name for name in ran if name not in (DDL, COMPILED, TUNED_COMPILED)]
     ratios = [
-        [str(case), *(ratio(times, name) for name in compared)] for case, times in found.items()
+        [str(case), *(ratio(times, name) for name in others)] for case, times in found.items()
     ]
     times = [
         [name, *(spread(t[name], 1e3) if name in t else "–" for t in found.values())]
-        for name in FUNCTIONS
+        for name in ran
     ]
-    title = "ddl's speed / the others'; its time / that of the floors and the scan"
-    tables = [Table(title, ["", *compared], ratios)]
+    tables = [Table(title, ["", *others], ratios)]
     tables += [Table("Milliseconds per update", ["", *map(str, found)], times)]
     return Report(tables, targets, notes)
+
+
+def measure(options: Options) -> Report:
+    """Measures all networks on one device."""
+    title = "ddl's speed / the others'; its time / that of the floors and the scan"
+    return compared(CASES, options, LEFT_OUT, title)
 
 
 if __name__ == "__main__":

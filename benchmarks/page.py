@@ -27,7 +27,7 @@ class Picture(NamedTuple):
 PICTURES = {
     "loop_overhead": Picture(
         "ddl's speed / the others'",
-        ("Keras fit", "Keras fit, tuned", "tutorial's loop", "Orbit", "Keras fit, JAX"),
+        ("Keras fit", "Keras fit, tuned", "Orbit", "Keras fit, JAX"),
     ),
     "input": Picture("ddl's speed / tf.data's", ("speed / tf.data's",)),
     "weak_scaling": Picture("scaling of two workers", ("ddl", "TensorFlow")),

@@ -7,11 +7,11 @@ from benchmarks.loop_overhead import CASES, DDL, FIT, FLOOR, TUNED
 
 
 def test_ratios_are_of_the_same_process():
-    case = next(iter(CASES))
+    case, limits = next(iter(CASES.items()))
     times = {DDL: [1.0, 2.0, 1.0], FIT: [5.0, 8.0, 5.0], FLOOR: [0.8, 1.6, 0.8]}
     times |= {TUNED: [3.0, 6.0, 3.0], f"{TUNED}, XLA": [2.0, 4.0, 2.0]}
     of_case = {name: np.array(values) for name, values in times.items()}
-    fit, tuned, floor = loop_overhead.targets_of(case, of_case)  # Orbit has not run
+    fit, tuned, floor = loop_overhead.targets_of(case, limits, of_case)  # Orbit has not run
     assert (fit.value, fit.limit, fit.verdict) == ([5.0, 4.0, 5.0], 4.0, "met")
     assert tuned.value[0] == 2  # the faster one counts
     assert (floor.value[0], floor.kind, floor.verdict) == (1.25, "at most", "missed")
