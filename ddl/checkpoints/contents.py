@@ -272,11 +272,11 @@ def checksums(values: Iterable[Value]) -> list[int]:
     return [0 if copy is None else zlib.crc32(_bytes(copy.numpy())) for copy in copies]
 
 
-def _bytes(value: np.ndarray) -> bytes | np.ndarray:
+def _bytes(value: np.ndarray) -> bytes | memoryview:
     """Returns the content of an array, not copied; one of texts holds their addresses."""
     if value.dtype.kind == "O":
         return repr(value.tolist()).encode()
-    return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    return np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
 
 
 def _name(variable: Any) -> str:
