@@ -109,19 +109,3 @@ def test_refuses_an_optimizer_made_outside_the_scope():
     given = keras.optimizers.SGD(0.1), model.trainable_variables, make_strategy("mirrored", 2)
     with pytest.raises(ConfigError, match="outside the strategy's scope"):
         prepare_optimizer(*given)
-
-
-def test_apply_takes_gradients_as_they_are(strategy):
-    """Holds Keras's private hook: were it renamed, `apply` would sum over replicas again."""
-    with strategy.scope():
-        variables = [keras.Variable(np.ones(3)), keras.Variable(np.ones([2, 2]))]
-        optimizer = keras.optimizers.SGD(0.25)
-    prepare_optimizer(optimizer, variables, strategy)
-
-    @tf.function(autograph=False)
-    def update():
-        strategy.run(lambda: optimizer.apply([tf.ones(v.shape) for v in variables], variables))
-
-    update()
-    for variable in variables:
-        np.testing.assert_array_equal(variable.numpy(), np.full(variable.shape, 0.75))
