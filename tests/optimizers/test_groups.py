@@ -9,9 +9,9 @@ from ddl.optimizers.groups import assign
 
 
 def model():
-    a, head = keras.layers.Dense(3, name="a"), keras.layers.Dense(2, name="head")
+    inputs, a = keras.Input((4,)), keras.layers.Dense(3, name="a")
     backbone = keras.Sequential([keras.Input((4,)), a], name="backbone")
-    return keras.Sequential([keras.Input((4,)), backbone, head])
+    return keras.Model(inputs, keras.layers.Dense(2, name="head")(backbone(inputs)))
 
 
 def assigned(**patterns):
