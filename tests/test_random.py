@@ -11,27 +11,59 @@ from keras.src.backend.tensorflow import random as of_keras
 
 import ddl.random
 from ddl.errors import ConfigError
-from tests.by_position import placing, whole_and_parts
 from tests.conftest import microbatch
+
+ROWS, PART = 12, 4
+
+
+def traced(call, rows, **attributes):
+    """Returns a function of the first row that calls another in a pass with some attributes."""
+
+    @tf.function(autograph=False)
+    def run(first):
+        current = microbatch(first_row=first, rows=rows)
+        vars(current).update(attributes)
+        with current.forward():
+            return call(first, rows)
+
+    return run
+
+
+def placing(call):
+    """Returns where the draws of a function lie, as the probes of a loss find it."""
+    found = [{}, {}]
+    for rows, drawn in zip(ddl.random.PROBED, found, strict=True):
+        traced(call, rows, drawn=drawn).get_concrete_function(tf.TensorSpec([], tf.int64))
+    return ddl.random.placing(*found, *ddl.random.PROBED)
+
+
+def whole_and_parts(call):
+    """Returns what a function of first row and rows gives for all rows, and for each third."""
+    found = placing(call)
+
+    def at(rows):
+        run = traced(call, rows, placing=found)
+        drawn = [run(tf.constant(first, tf.int64)) for first in range(0, ROWS, rows)]
+        return np.concatenate([np.asarray(part, "f8") for part in drawn])
+
+    return at(ROWS), at(PART)
 
 
 class Owner:
     name = "owner"
 
 
-def drawn(draw, shape, rows=None, **where) -> np.ndarray:
+def drawn(draw, shape, **where) -> np.ndarray:
     """Returns what a function of a shape draws by row."""
-    with microbatch(rows=rows or shape[0], **where).forward():
+    with microbatch(rows=shape[0], **where).forward():
         return np.asarray(draw(shape))
 
 
 OWNER = Owner()
-DRAWS = [
-    lambda shape: ddl.random.uniform(OWNER, shape),
-    lambda shape: ddl.random.normal(OWNER, shape),
-    lambda shape: keras.random.dropout(tf.ones(shape), 0.3),
-]
-uniform, normal, dropped = DRAWS
+
+
+def uniform(shape):
+    return ddl.random.uniform(OWNER, shape)
 
 
 R = keras.random
@@ -60,7 +92,7 @@ FUNCTIONS = {
 def test_each_function_of_keras_draws_by_row_from_its_distribution(name):
     draw, distribution = FUNCTIONS[name]
     generator = keras.random.SeedGenerator()
-    (whole,), (parts,) = whole_and_parts(lambda first, rows: draw(rows, generator))
+    whole, parts = whole_and_parts(lambda first, rows: draw(rows, generator))
     np.testing.assert_array_equal(whole, parts)
     assert len(np.unique(whole, axis=0)) > 6
     many = np.sort(drawn(lambda shape: draw(shape[0], generator), [3000]).ravel())
@@ -81,12 +113,12 @@ def test_dropout_keeps_the_share_that_is_asked_for_and_scales_it(rate):
     assert (left == right).mean() == pytest.approx(rate**2 + (1 - rate) ** 2, abs=0.03)
 
 
-def compiled(draw, by_xla, **where):
+def compiled(draw, by_xla):
     """What a function of a graph draws, 300 numbers for each of 8 rows."""
 
     # The batch is an argument: TensorFlow computes what is constant before XLA compiles.
     def draw_rows(batch):
-        with microbatch(rows=8, batch=batch, **where).forward():
+        with microbatch(rows=8, batch=batch).forward():
             return draw([8, 300])
 
     function = tf.function(draw_rows, autograph=False, jit_compile=by_xla)
@@ -94,14 +126,14 @@ def compiled(draw, by_xla, **where):
 
 
 def test_xla_draws_the_same():
-    for draw in (uniform, normal, lambda shape: R.randint(shape, 0, 9)):
+    for draw in (uniform, R.normal, lambda shape: R.randint(shape, 0, 9)):
         np.testing.assert_array_equal(compiled(draw, True), compiled(draw, False))
 
 
 def test_a_draw_that_does_not_follow_the_rows_is_shared():
     """Even if its first dimension is the number of rows by chance."""
     for size in (1, 2, 4, 12):
-        (whole,), (parts,) = whole_and_parts(
+        whole, parts = whole_and_parts(
             lambda first, rows, size=size: tf.tile(uniform([size, 5])[:1], [rows, 1])
         )
         np.testing.assert_array_equal(parts, whole)

@@ -80,7 +80,7 @@ def _checked(make_trainer: MakeTrainer, folder: str) -> Report:
             f"The task fails on one device, in float64: {first}\nIf dtypes differ, cast to that of "
             "a tensor, as in tf.cast(noise, x.dtype)."
         )
-    places = [place for place in PLACES if place != FOUR or not first.batch % FOUR.devices]
+    places = [place for place in PLACES if place != FOUR or not first.divisor % FOUR.devices]
     runs: dict[Place, Run | str] = {}
     resuming = None
     try:
@@ -101,14 +101,14 @@ class Run(NamedTuple):
 
     Attributes:
       task: Name of the task's class.
-      batch: Largest number that divides the microbatches of all sources.
+      divisor: Largest number that divides the microbatches of all sources.
       itemsize: Bytes of the narrowest dtype of a layer.
       steps_per_epoch: Updates of an epoch, if known.
       values: The values after each update, in the order of the computation.
     """
 
     task: str
-    batch: int
+    divisor: int
     itemsize: int
     steps_per_epoch: int | None
     values: Sequence[Value]
@@ -234,13 +234,13 @@ def _report(make_trainer: MakeTrainer, first: Run, runs: Mapping[Place, "Run | s
 
 
 def _order(one: Difference) -> tuple[int, ...]:
-    return (one.found.value.update, one.place == RESUMED, one.found.place) if one.found else (0,)
+    return (one.found.value.update, one.place == RESUMED, one.found.position) if one.found else (0,)
 
 
 def _notes(first: Run) -> list[str]:
     notes = []
-    if first.batch % FOUR.devices:
-        notes.append(f"{FOUR.name} were not checked: they do not divide {first.batch} rows.")
+    if first.divisor % FOUR.devices:
+        notes.append(f"{FOUR.name} were not checked: they do not divide {first.divisor} rows.")
     if first.steps_per_epoch is None or first.steps_per_epoch > UPDATES:
         notes.append("No batch with padding was checked. Check with arrays of 2.5 batches.")
     if first.itemsize < 8:

@@ -41,7 +41,7 @@ class Found(NamedTuple):
     """A value that differs.
 
     Attributes:
-      place: Place of the value in the order of the computation.
+      position: Position of the value in the order of the computation.
       value: The value of the other run.
       size: The largest difference, relative to the largest entry; infinite if the runs compute
         different values here, or one is not finite.
@@ -49,7 +49,7 @@ class Found(NamedTuple):
       got: The same entry of the other run.
     """
 
-    place: int
+    position: int
     value: Value
     size: float
     expected: float = math.nan
@@ -102,31 +102,31 @@ def compare(
     for one in expected:
         largest[one.kind] = max(largest.get(one.kind, 0.0), _size(one.copies[0]))
     most = 0.0
-    for place, (first, second) in enumerate(itertools.zip_longest(expected, got)):
+    for position, (first, second) in enumerate(itertools.zip_longest(expected, got)):
         if first is None or second is None or first[:3] != second[:3]:
-            return Found(place, second or first, math.inf), most
-        found = _worst(place, first, second, _OF_KIND * largest[first.kind])
+            return Found(position, second or first, math.inf), most
+        found = _worst(position, first, second, _OF_KIND * largest[first.kind])
         if found.size > tolerance:
             return found, most
         most = max(most, found.size)
     return None, most
 
 
-def _worst(place: int, expected: Value, got: Value, least: float) -> Found:
+def _worst(position: int, expected: Value, got: Value, least: float) -> Found:
     """Returns the largest difference between the reference's first copy and all others."""
     first = expected.copies[0]
     scale = max(_size(first), least) or 1.0
-    worst = Found(place, got, 0.0)
+    worst = Found(position, got, 0.0)
     for copy in (*expected.copies[1:], *got.copies):
         if copy.shape != first.shape:
-            return Found(place, got, math.inf)
+            return Found(position, got, math.inf)
         with np.errstate(invalid="ignore"):
             apart = np.abs(copy - first)
         apart = np.where((copy == first) | (np.isnan(copy) & np.isnan(first)), 0.0, apart)
         apart = np.where(np.isnan(apart), math.inf, apart) / scale
         if apart.size and apart.max() > worst.size:
             at = np.unravel_index(apart.argmax(), apart.shape)
-            worst = Found(place, got, float(apart[at]), float(first[at]), float(copy[at]))
+            worst = Found(position, got, float(apart[at]), float(first[at]), float(copy[at]))
     return worst
 
 

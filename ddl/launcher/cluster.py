@@ -93,8 +93,8 @@ class Cluster:
         self._configs = tf_configs(self._tasks, free_ports(len(self._tasks)))
         self._processes: list[ClusterProcess] = []
         try:
-            for place in range(len(self._tasks)):
-                self._processes.append(self._start(place))
+            for index in range(len(self._tasks)):
+                self._processes.append(self._start(index))
             while running := self._running():
                 self._answer_signal()
                 for process in running:
@@ -108,8 +108,8 @@ class Cluster:
                 process.kill()
         return max(self._statuses, key=badness)
 
-    def _start(self, place: int) -> ClusterProcess:
-        return ClusterProcess(self._tasks[place], self._command, self._configs[place], place > 0)
+    def _start(self, index: int) -> ClusterProcess:
+        return ClusterProcess(self._tasks[index], self._command, self._configs[index], index > 0)
 
     def _running(self) -> list[ClusterProcess]:
         return [process for process in self._processes if process.status is None]
@@ -139,8 +139,8 @@ class Cluster:
             say(f"{task} {process.describe_exit()}.")
         alone = self._has_servers and task.kind == "worker" and status != _LOST and not self._ending
         if alone and not self._asked_to_stop and self._may_restart(status, f"{task} alone"):
-            place = self._tasks.index(task)
-            self._processes[place] = self._start(place)
+            index = self._tasks.index(task)
+            self._processes[index] = self._start(index)
             return
         self._statuses.append(status)
         if (died or task.kind == "chief") and not self._ending:

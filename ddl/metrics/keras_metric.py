@@ -213,10 +213,10 @@ def _fault(
         ):
             wrong = ~np.isclose(whole, found, rtol=1e-9, atol=1e-9) & state.matters
             if wrong.any():
-                place = int(np.argmax(wrong))
+                index = int(np.argmax(wrong))
                 return (
-                    f"its state after {_ROWS} examples has {whole[place]:.6g}, but "
-                    f"{found[place]:.6g} {how}, for labels from {low} to {high}"
+                    f"its state after {_ROWS} examples has {whole[index]:.6g}, but "
+                    f"{found[index]:.6g} {how}, for labels from {low} to {high}"
                 )
     # The count of a mean does change.
     if not changes[: 1 if isinstance(state.metric, keras.metrics.Mean) else None].any():

@@ -94,8 +94,8 @@ def generate(
             before = tf.cumsum(tf.nn.softmax(logits), axis=-1, exclusive=True)
             logits = tf.where(before < top_p, logits, -math.inf)
         key = tf.stack([tf.constant(seed % 2**63, tf.int64), number])
-        places = tf.random.stateless_categorical(logits, 1, key)
-        return tf.gather(likeliest, places, batch_dims=1)
+        indices = tf.random.stateless_categorical(logits, 1, key)
+        return tf.gather(likeliest, indices, batch_dims=1)
 
     for number in range(length):
         recent = tokens[:, -positions:]

@@ -121,7 +121,7 @@ def prepare_optimizer(
 
     Keras's `apply` sums gradients over the replicas, without an option to skip it. This function
     replaces the instance's hook for the all-reduce by the identity. The hook is private to Keras
-    and checked by tests/optimizers/test_checks.py.
+    and checked by tests/contract/test_parity.py.
 
     Raises:
       ConfigError: If `check_optimizer` or `check_unused` rejects the optimizer, or if it was made

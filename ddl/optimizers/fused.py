@@ -114,11 +114,11 @@ class _Fused:
 
 def _adam(optimizer: Any, gradient: tf.Tensor, variable: tf.Variable, scalars: Scalars) -> None:
     """Applies Adam's kernel, which adds ε outside the root, as Keras does."""
-    place, dtype = optimizer._get_variable_index(variable), variable.dtype
+    index, dtype = optimizer._get_variable_index(variable), variable.dtype
     tf.raw_ops.ResourceApplyAdam(
         var=variable.handle,
-        m=optimizer._momentums[place].value.handle,
-        v=optimizer._velocities[place].value.handle,
+        m=optimizer._momentums[index].value.handle,
+        v=optimizer._velocities[index].value.handle,
         **{name: scalars[name] for name in ("lr", "beta1_power", "beta2_power")},
         beta1=tf.constant(optimizer.beta_1, dtype),
         beta2=tf.constant(optimizer.beta_2, dtype),
@@ -152,8 +152,7 @@ def _adagrad_rows(
 ) -> None:
     """Updates single rows; Keras takes the roots of all accumulators."""
     dtype, values, indices = variable.dtype, rows.values, rows.indices
-    place = optimizer._get_variable_index(variable)
-    accumulator = optimizer._accumulators[place].value.handle
+    accumulator = optimizer._accumulators[optimizer._get_variable_index(variable)].value.handle
     squares = tf.raw_ops.ResourceGather(resource=accumulator, indices=indices, dtype=dtype)
     squares += tf.square(values)
     tf.raw_ops.ResourceScatterUpdate(resource=accumulator, indices=indices, updates=squares)

@@ -105,15 +105,15 @@ def assign(
       ConfigError: If a pattern is invalid or matches no variable, a variable belongs to no
         group or to two, or a group has no variables.
     """
-    places = {
+    indices = {
         name: matching(variables, group.variables, f"Group.variables of the group {name!r}")
         for name, group in groups.items()
         if group.variables is not None
     }
     found: dict[str, list[keras.Variable]] = {name: [] for name in groups}
-    rest = [name for name in groups if name not in places]
-    for place, variable in enumerate(variables):
-        names = [name for name, own in places.items() if place in own]
+    rest = [name for name in groups if name not in indices]
+    for index, variable in enumerate(variables):
+        names = [name for name, own in indices.items() if index in own]
         if len(names) > 1:
             raise ConfigError(
                 f"The variable {variable.path} belongs to the parameter groups "

@@ -239,15 +239,15 @@ class LAMB(keras.optimizers.Lamb):
         """
         dtype = variable.dtype
         gradient = dense(gradient, variable)
-        place = self._get_variable_index(variable)
-        first, second = self._momentums[place].value, self._velocities[place].value
+        index = self._get_variable_index(variable)
+        first, second = self._momentums[index].value, self._velocities[index].value
         mean = first.assign_add((1 - self.beta_1) * (gradient - first))
         square = second.assign_add((1 - self.beta_2) * (tf.square(gradient) - second))
         updates = tf.cast(self.iterations + 1, dtype)
         mean = mean / (1 - tf.constant(self.beta_1, dtype) ** updates)
         square = square / (1 - tf.constant(self.beta_2, dtype) ** updates)
         update = mean / (tf.sqrt(square) + self.epsilon)
-        if place not in self._excluded:
+        if index not in self._excluded:
             weights = tf.convert_to_tensor(variable)
             update += self._decay * weights
             weight_norm, update_norm = _norm(weights), _norm(update)

@@ -41,20 +41,20 @@ def matching(
     found: set[int] = set()
     for pattern in BIAS_AND_NORMALIZATION if patterns is None else patterns:
         try:
-            places = {n for n, v in enumerate(variables) if re.search(pattern, v.path)}
+            indices = {n for n, v in enumerate(variables) if re.search(pattern, v.path)}
         except (re.error, TypeError) as error:
             raise ConfigError(
                 f"{argument} must contain regular expressions, got {pattern!r} ({error}). Correct "
                 "the pattern; re.escape makes one of a path."
             ) from error
-        if not places and patterns is not None:
+        if not indices and patterns is not None:
             paths = ", ".join(variable.path for variable in variables[:_MOST_SHOWN])
             raise ConfigError(
                 f"{argument}: each pattern must match a variable, but the pattern {pattern!r} "
                 f"matches none of {len(variables):,}: {paths}. Correct or remove it; a path begins "
                 "with the name of its model."
             )
-        found |= places
+        found |= indices
     return frozenset(found)
 
 
@@ -90,8 +90,8 @@ def exclude_from_weight_decay(
     def build_and_exclude(variables: Sequence[keras.Variable]) -> None:
         # Keras may call `build` again on a built optimizer; the call has no effect.
         build(variables)
-        places = matching(variables, patterns, "exclude_from_weight_decay.patterns")
-        optimizer.exclude_from_weight_decay([variables[place] for place in places])
+        indices = matching(variables, patterns, "exclude_from_weight_decay.patterns")
+        optimizer.exclude_from_weight_decay([variables[index] for index in indices])
 
     if optimizer.built:
         build_and_exclude(optimizer._trainable_variables)

@@ -24,7 +24,7 @@ WITHOUT_TENSORFLOW = {
     "ddl.check --help": (0, ["gin_file"]),
     "ddl --help": (0, ["train", "launch", "check"]),
     "ddl train --help": (0, ["model_dir"]),
-    "ddl.main --gin_fil=a.gin": (1, ["gin_fil", "gin_file"]),
+    "ddl.main --gin_fil=a.gin": (1, ["gin_fil", "gin_file", "with --help"]),
     "ddl.main": (1, ["--gin_file"]),
     "ddl.launch --num_wokers=2 -- --model_dir=run": (1, ["num_wokers", "num_workers"]),
     "ddl chek": (1, ["chek", "train", "launch", "check"]),

@@ -8,16 +8,6 @@ from ddl.data import Source
 from ddl.errors import ConfigError, DataError
 
 
-def test_items_become_rows():
-    items = [{"x": np.full([2], i, np.float32), "label": i} for i in range(10)]
-    source = Source(items, files=["a"])
-    assert (len(source), source.arrays, source.files) == (10, None, ("a",))
-    assert source.element_spec["x"] == tf.TensorSpec([2], tf.float32, "x")
-    rows = source.rows(np.array([7, 0, 7]))
-    assert rows["x"].tolist() == [[7, 7], [0, 0], [7, 7]]
-    assert rows["label"].tolist() == [7, 0, 7]
-
-
 def png(item, seed):
     return {"x": tf.ensure_shape(tf.io.decode_png(item["png"]), [1, 1, 1])}
 

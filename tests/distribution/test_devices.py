@@ -88,6 +88,3 @@ def test_one_gpu_is_split(machine):
     assert path_of(replicas) is VIRTUAL_GPU
     assert path_of(replicas).reduces_on_one_device
     assert reduce_options().implementation.value == "RING"
-
-
-# The devices of this process: four virtual ones of its CPU.

@@ -12,12 +12,13 @@ import numpy as np
 import tensorflow as tf
 
 import ddl
-from ddl.microbatch import current
 from ddl.precision import set_precision
 from tests.conftest import microbatch, save
 from tests.gpu import reference
 from tests.gpu.places import Place
 from tests.training import parity_cases
+from tests.training.overflowing import overflowing
+from tests.training.test_trainer import all_copies
 
 Strategy = tf.distribute.Strategy
 
@@ -93,7 +94,7 @@ def resume(place: Place, strategy: Strategy) -> Iterator[Finding]:
         # The largest difference that rounding makes of so few updates, where bits may differ.
         most = 0.0 if place.deterministic or place.on_cpu else 1e-3
         where = "resident data" if resident else "a stream"
-        difference = _difference(copies(resumed), copies(trainer))
+        difference = _difference(all_copies(resumed), all_copies(trainer))
         yield Finding(f"{where}: difference of a resumed run", difference, most)
 
 
@@ -107,54 +108,45 @@ def snapshots(place: Place, strategy: Strategy) -> Iterator[Finding]:
         with tempfile.TemporaryDirectory() as folder:
             checkpoints = ddl.Checkpoints(folder, trainer)
             trainer.train(1)
-            expected = copies(trainer)
+            expected = all_copies(trainer)
             checkpoints.save()
             trainer.train(40)  # while a thread writes
             checkpoints.finish()
             ddl.Checkpoints(folder, resumed).restore_latest()
-        difference = _difference(copies(resumed), expected)
+        difference = _difference(all_copies(resumed), expected)
         yield Finding(f"checkpoint {number}: difference from the weights saved", difference, 0)
-        moved = float(_difference(copies(trainer), expected) == 0)
+        moved = float(_difference(all_copies(trainer), expected) == 0)
         yield Finding(f"checkpoint {number}: training went no further", moved, 0)
 
 
-class Overflowing(ddl.Classification):
-    """A task whose loss is infinite on one replica after the other, from batch 1 on."""
-
-    def per_example(self, features, training):
-        output = super().per_example(features, training)
-        if not training:
-            return output
-        here = tf.distribute.get_replica_context().replica_id_in_sync_group
-        there = tf.cast(current().counter[1], tf.int32) - 1
-        return output._replace(loss=tf.where(tf.equal(here, there), np.inf, 1.0) * output.loss)
-
-
 def overflow(place: Place, strategy: Strategy) -> Iterator[Finding]:
-    """An overflow on any one replica changes no variable of any replica, and halves the scale."""
+    """An overflow on any one replica changes no variable of any replica, and halves the scale.
+
+    From batch 1 on, one replica after the other overflows.
+    """
     set_precision("mixed_float16")
     keras.utils.set_random_seed(3)
     averages, scale = ddl.ExponentialMovingAverage(0.9), ddl.LossScale(1024.0)
     options = {"weight_average": averages, "loss_scale": scale, "max_skipped_updates": 1}
     with strategy.scope():
-        task, optimizer = Overflowing(parity_cases.cnn().model), keras.optimizers.SGD(0.05, 0.9)
+        task = overflowing(parity_cases.cnn(), lambda batch: batch - 1)
         data = {name: rows[:128] for name, rows in parity_cases.UNEVEN.items()}
-        trainer = ddl.Trainer(task, optimizer, data, global_batch_size=32, **options)
+        trainer = ddl.Trainer(task, parity_cases.sgd(), data, global_batch_size=32, **options)
     trainer.train(1)
-    before = copies(trainer)
+    before = all_copies(trainer)
     for replica in range(strategy.num_replicas_in_sync):
         # The loop ends at the skipped update; `train` would raise TrainingDiverged.
         state = trainer._runner.loop.run(trainer.state, 2)
         trainer.state = state._replace(skipped_in_a_row=tf.zeros([], tf.int64))
         for what, off in {
-            "change of the variables": _difference(copies(trainer), before),
+            "change of the variables": _difference(all_copies(trainer), before),
             "loss scale, off by": abs((trainer.loss_scale or 0) - 1024 / 2 ** (replica + 1)),
             "skipped updates, off by": abs(trainer.skipped_updates - replica - 1),
         }.items():
             yield Finding(f"replica {replica} overflows: {what}", off, 0)
     trainer.train(1)
     yield Finding("the update after: number of updates, off by", abs(trainer.step - 2), 0)
-    moved = float(_difference(copies(trainer), before) == 0)
+    moved = float(_difference(all_copies(trainer), before) == 0)
     yield Finding("the update after changed no variable", moved, 0)
 
 
@@ -186,15 +178,6 @@ CHECKS: dict[str, Callable[[Place, Strategy], Iterator[Finding]]] = {
 
 OF_DETERMINISM = ("resume", "snapshots")
 """Those that a place with deterministic operations runs."""
-
-
-def copies(trainer: ddl.Trainer) -> list[list[np.ndarray]]:
-    """Returns every replica's copy of weights, moments, slots and averages."""
-    own = [v.value for v in [*trainer.model.variables, *trainer.optimizer.variables]]
-    return [
-        [copy.numpy() for copy in trainer.strategy.experimental_local_results(variable)]
-        for variable in [*own, *(trainer.averages.variables if trainer.averages else [])]
-    ]
 
 
 def _difference(some: Any, others: Any) -> float:

@@ -1,7 +1,6 @@
 """What becomes of a cluster when processes end and signals come, without processes."""
 
 import json
-import re
 import signal
 import types
 
@@ -87,17 +86,6 @@ def play(monkeypatch):
         return cluster.Cluster(["command"], workers, servers, **options).run(), script
 
     return play
-
-
-def test_each_worker_knows_its_task_and_all_addresses(play):
-    status, script = play(("worker 0", 0), ("worker 1", 0), ("worker 2", 0), workers=3)
-    assert status == 0
-    found = [one.config for one in script.started]
-    assert [one["task"] for one in found] == [{"type": "worker", "index": n} for n in range(3)]
-    addresses = found[0]["cluster"]["worker"]
-    assert len({*addresses}) == 3
-    assert all(re.fullmatch(r"127\.0\.0\.1:\d+", address) for address in addresses)
-    assert all(one["cluster"] == {"worker": addresses} for one in found)
 
 
 # ------------------------------------------------------------ one dies

@@ -4,27 +4,19 @@ import pytest
 import tensorflow as tf
 
 from ddl.layers import lookups
-from ddl.microbatch import Microbatch
-from ddl.random import batch_counter
-from tests.conftest import make_strategy
+from tests.conftest import make_strategy, microbatch
 
 IDS = np.array([[0, 4], [-1, 2]])
 
 
-def traced(strategy, layer, ids, of_outer=None):
+def traced(strategy, layer, ids):
     """The rows that replicas get, the kinds of operations that make them, and the gradient."""
-    policy = keras.layers.Layer(dtype=of_outer or "float32")
 
     @tf.function(autograph=False)
     def run():
         def replica():
-            zero = tf.zeros([], tf.int64)
-            current = Microbatch(
-                seed=None, training=True, counter=batch_counter(zero), first_row=0, rows=2
-            )
-            with current.forward(), tf.GradientTape() as tape:
-                policy.call = lambda x: layer(x)
-                rows = policy(tf.constant(ids))
+            with microbatch(rows=2).forward(), tf.GradientTape() as tape:
+                rows = layer(tf.constant(ids))
                 total = tf.reduce_sum(tf.cast(rows, tf.float32) ** 2)
             return rows, tape.gradient(total, layer.trainable_variables[0].value)
 

@@ -6,8 +6,6 @@ import tensorflow as tf
 from ddl.layers.normalization import batch_moments, take_over_moments
 from tests.conftest import make_strategy, microbatch
 
-RANDOM = np.random.default_rng(0)
-
 
 def plain_moments(own, mask):
     """Differentiated by TensorFlow, one operation after the other."""
@@ -62,27 +60,6 @@ def test_moments_of_replicas_are_those_of_all_rows(kind, dtype):
     np.testing.assert_allclose(gradient, one[2][0], rtol=0, atol=10 * rounding * largest)
     # Bit for bit the same moments everywhere, in whichever order replicas are added.
     assert (np.array([mean, variance]) == np.array([mean[:1], variance[:1]])).all()
-
-
-def layer_moved_by(inputs, counts, **arguments):
-    """Moving mean and variance after one call: with momentum 0 those of the batch."""
-    layer = keras.layers.BatchNormalization(momentum=0.0, **arguments)
-    layer.build(inputs.shape)
-    take_over_moments([layer])
-    with microbatch(rows=len(counts), mask=counts).forward():
-        make_strategy("one_device", 1).run(lambda: layer(tf.constant(inputs), training=True))
-    return layer.moving_mean.numpy(), layer.moving_variance.numpy()
-
-
-@pytest.mark.parametrize("synchronized", [True, False])
-def test_padding_never_reaches_the_moments(synchronized):
-    """Also holds Keras's private hook: were it renamed, padding would be counted again."""
-    inputs = RANDOM.normal(size=(8, 3)).astype("f4")
-    inputs[5:] = np.inf
-    counts = [True] * 5 + [False] * 3
-    mean, variance = layer_moved_by(inputs, counts, synchronized=synchronized)
-    np.testing.assert_allclose(mean, inputs[:5].mean(0), rtol=1e-5)
-    np.testing.assert_allclose(variance, inputs[:5].var(0), rtol=1e-5)
 
 
 def test_moments_where_xla_compiles():

@@ -1,4 +1,3 @@
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -23,18 +22,6 @@ def test_logits_share_the_table_and_its_gradient():
     inner = 2 * logits.numpy().reshape(-1, 5)
     expected = inner.T @ (rows @ table) + rows.T @ (inner @ table)
     np.testing.assert_allclose(tf.convert_to_tensor(gradient), expected, rtol=1e-5)
-
-
-def test_are_saved_with_a_model(tmp_path):
-    tokens = keras.Input((3,), dtype="int64")
-    table = ddl.layers.TiedEmbedding(5, 4)
-    x = ddl.layers.PositionEmbedding("uniform")(table(tokens))
-    model = keras.Model(tokens, table(x, as_logits=True))
-    assert model.output_shape == (None, 3, 5)
-    model.save(tmp_path / "model.keras")
-    inputs = np.array([[0, 1, 4]])
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    np.testing.assert_array_equal(loaded(inputs), model(inputs))
 
 
 def masked(first_row=0, rows=200, training=True, **arguments):

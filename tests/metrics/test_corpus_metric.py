@@ -8,7 +8,7 @@ import tensorflow as tf
 import ddl
 from ddl.errors import ConfigError
 from ddl.metrics import CorpusMetric
-from tests.conftest import make_strategy
+from tests.contract.builders import make_trainer
 
 N = 21
 DATA = {"x": np.arange(3 * N, dtype="f4").reshape(N, 3), "place": np.arange(N)}
@@ -26,13 +26,9 @@ class Pairs:
         return {"sum": tf.reduce_sum(features["x"], 1), "out": self.model(features["x"])}
 
 
-def trainer_of(metrics, replicas=1, task=Pairs, data=None, **options):
-    strategy = make_strategy("mirrored" if replicas > 1 else "one_device", replicas)
-    with strategy.scope():
-        task = task()
-    data = DATA if data is None else data
-    given = {"train_data": data, "eval_data": data, "global_batch_size": 8, **options}
-    return ddl.Trainer(task, "sgd", strategy=strategy, corpus_metrics=metrics, **given)
+def trainer_of(metrics, data=DATA, **options):
+    options = {"eval_data": data, "policy": "float32", "corpus_metrics": metrics, **options}
+    return make_trainer((Pairs, keras.optimizers.SGD), data, **options)
 
 
 def checked(outputs, features):
@@ -45,7 +41,7 @@ def checked(outputs, features):
 
 
 def test_all_rows_in_order_without_padding():
-    trainer = trainer_of([CorpusMetric(checked, ["rows", "mean"])], replicas=2)
+    trainer = trainer_of([CorpusMetric(checked, ["rows", "mean"])])
     assert trainer.eval_metric_names == ("loss", "norm", "rows", "mean")
     found = trainer.evaluate()
     assert found["rows"] == N

@@ -11,8 +11,7 @@ from keras import ops
 import ddl
 from ddl.errors import ConfigError
 from ddl.metrics import FunctionOfMean, KerasMetric, WeightedMean
-from ddl.precision import set_precision
-from tests.conftest import make_strategy
+from tests.contract.builders import make_trainer
 
 RANDOM = np.random.default_rng(0)
 N, CLASSES = 22, 3
@@ -90,20 +89,14 @@ def expected():
     }
 
 
-def trainer_of(task, where=("one_device", 1), data=DATA, **options):
-    with make_strategy(*where).scope():
-        options = {"global_batch_size": 8, "eval_data": data, **options}
-        return ddl.Trainer(task(), keras.optimizers.SGD(0.1), data, **options)
-
-
 # Keras adds 1e-7 to the denominators of F-scores, and divides intersections in float32.
 TOLERANCES = {"f1": 1e-5, "macro": 1e-5, "iou": 1e-6}
 
 
 def test_figures_on_two_replicas_are_those_of_all_examples():
     """With weights, padding, microbatches and several updates; twice, from 0 again."""
-    set_precision("float64")
-    trainer = trainer_of(AllMetrics, ("mirrored", 2), accumulation_steps=2)
+    make, options = (AllMetrics, keras.optimizers.SGD), {"accumulation_steps": 2}
+    trainer = make_trainer(make, DATA, eval_data=DATA, **options)
     for _ in range(2):
         for found in (trainer.evaluate(), trainer.train(epochs=1)):
             assert found.keys() == {"loss", *expected()}

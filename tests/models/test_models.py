@@ -11,6 +11,9 @@ from ddl.checkpoints.export import export_model
 from ddl.errors import ConfigError
 from ddl.precision import set_precision
 
+# A document of three tokens, one of two, and padding.
+PACKED = {"segment": np.array([[1, 1, 1, 2, 2, 0]]), "position": np.array([[0, 1, 2, 0, 1, 0]])}
+
 
 def trainable(model) -> int:
     return sum(math.prod(variable.shape) for variable in model.trainable_variables)
@@ -45,8 +48,7 @@ def test_the_bert_looks_at_all_tokens_of_the_same_document():
     packed.set_weights(model.get_weights())
     whole = {"segment": np.ones((1, 6), int), "position": np.arange(6)[np.newaxis]}
     np.testing.assert_allclose(packed({"token": tokens, **whole}), model(tokens), atol=1e-6)
-    rows = {"segment": np.array([[1, 1, 1, 2, 2, 0]]), "position": np.array([[0, 1, 2, 0, 1, 0]])}
-    difference = packed({"token": tokens, **rows}) - packed({"token": other, **rows})
+    difference = packed({"token": tokens, **PACKED}) - packed({"token": other, **PACKED})
     changed = np.abs(difference).max(axis=(0, 2)) > 0
     assert changed.tolist() == [False] * 3 + [True] * 2 + [False]
 
@@ -54,13 +56,9 @@ def test_the_bert_looks_at_all_tokens_of_the_same_document():
 def test_packed_documents_do_not_see_each_other():
     model = models.gpt(16, 6, width=8, heads=2, blocks=2, packed=True)
     assert trainable(model) == trainable(models.gpt(16, 6, width=8, heads=2, blocks=2))
-    rows = {
-        "token": np.array([[1, 2, 3, 4, 5, 6]]),
-        "segment": np.array([[1, 1, 1, 2, 2, 0]]),
-        "position": np.array([[0, 1, 2, 0, 1, 0]]),
-    }
-    other = {**rows, "token": np.array([[1, 9, 3, 4, 5, 6]])}
-    changed = np.abs(model(rows) - model(other)).max(axis=(0, 2)) > 0
+    tokens, other = np.array([[1, 2, 3, 4, 5, 6]]), np.array([[1, 9, 3, 4, 5, 6]])
+    difference = model({"token": tokens, **PACKED}) - model({"token": other, **PACKED})
+    changed = np.abs(difference).max(axis=(0, 2)) > 0
     assert changed.tolist() == [False, True, True, False, False, False]
 
 

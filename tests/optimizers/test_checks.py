@@ -10,27 +10,16 @@ from ddl.errors import ConfigError
 from ddl.optimizers import LAMB, LARS, Group, ParameterGroups, exclude_from_weight_decay
 from ddl.optimizers.checks import prepare_optimizer
 from tests.conftest import make_strategy
+from tests.contract.builders import make_trainer
 
 K = keras.optimizers
 
 
-def trainer(make_optimizer, strategy):
-    """One that minimizes (w·x - y)² for x = y = 1."""
-    with strategy.scope():
-        layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
-        network = keras.Sequential([keras.Input((3,)), layer])
-        optimizer = make_optimizer()
+def trainer(make_optimizer):
+    def task():
+        return ddl.Regression(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
 
-    class Task:
-        def __init__(self):
-            self.model = network
-
-        def per_example(self, features, training):
-            output = network(features["x"], training=training)[:, 0]
-            return ddl.PerExample(loss=(output - features["y"]) ** 2)
-
-    data = {"x": np.ones((8, 3), "f4"), "y": np.ones(8, "f4")}
-    return ddl.Trainer(Task(), optimizer, data, global_batch_size=8, strategy=strategy)
+    return make_trainer((task, make_optimizer), (np.ones((8, 3)), np.ones(8)))
 
 
 class OwnRate(K.SGD):
@@ -54,7 +43,7 @@ REFUSED = [
 @pytest.mark.parametrize(("make", "message"), REFUSED)
 def test_refused_at_the_start(make, message):
     with pytest.raises(ConfigError, match=message):
-        trainer(make, make_strategy("mirrored", 2))
+        trainer(make)
 
 
 class SumsAgain(K.SGD):
@@ -64,7 +53,7 @@ class SumsAgain(K.SGD):
 
 
 def test_a_second_sum_over_the_replicas_is_refused():
-    trained = trainer(lambda: SumsAgain(0.1), make_strategy("mirrored", 2))
+    trained = trainer(lambda: SumsAgain(0.1))
     with pytest.raises(ConfigError, match="must not sum over the replicas"):
         trained.trace()
     assert "reduce_to" not in vars(trained.strategy.extended)  # what others reduce is not refused
@@ -109,19 +98,3 @@ def test_refuses_an_optimizer_made_outside_the_scope():
     given = keras.optimizers.SGD(0.1), model.trainable_variables, make_strategy("mirrored", 2)
     with pytest.raises(ConfigError, match="outside the strategy's scope"):
         prepare_optimizer(*given)
-
-
-def test_apply_takes_gradients_as_they_are(strategy):
-    """Holds Keras's private hook: were it renamed, `apply` would sum over replicas again."""
-    with strategy.scope():
-        variables = [keras.Variable(np.ones(3)), keras.Variable(np.ones([2, 2]))]
-        optimizer = keras.optimizers.SGD(0.25)
-    prepare_optimizer(optimizer, variables, strategy)
-
-    @tf.function(autograph=False)
-    def update():
-        strategy.run(lambda: optimizer.apply([tf.ones(v.shape) for v in variables], variables))
-
-    update()
-    for variable in variables:
-        np.testing.assert_array_equal(variable.numpy(), np.full(variable.shape, 0.75))

@@ -31,18 +31,10 @@ CASES = {
 }
 
 
-def variables(dtype):
-    random = np.random.default_rng(0)
-    return [
-        keras.Variable(random.normal(size=shape), dtype=dtype, name=f"v{place}")
-        for place, shape in enumerate(SHAPES)
-    ]
-
-
-def gradients(step, dtype, sparse):
+def gradients(step, sparse):
     """Drawn from a fixed stream; the sparse one names some rows twice."""
     random = np.random.default_rng(step)
-    drawn = [tf.constant(random.normal(size=shape), dtype) for shape in SHAPES]
+    drawn = [tf.constant(random.normal(size=shape)) for shape in SHAPES]
     if sparse:
         rows = random.integers(0, 40, 12)
         rows[:2] = rows[2:4]
@@ -52,26 +44,30 @@ def gradients(step, dtype, sparse):
     return drawn
 
 
-def made(make, dtype):
-    weights, optimizer = variables(dtype), make()
+def made(make):
+    random, optimizer = np.random.default_rng(0), make()
+    weights = [
+        keras.Variable(random.normal(size=shape), dtype="float64", name=f"v{place}")
+        for place, shape in enumerate(SHAPES)
+    ]
     if optimizer.weight_decay is not None:
         optimizer.exclude_from_weight_decay(var_names=["v1"])
     return weights, optimizer
 
 
-def outside(make, dtype, sparse):
+def outside(make, sparse):
     """The variables and slots after updates by the plain class, eager and without ddl."""
-    weights, optimizer = made(make, dtype)
+    weights, optimizer = made(make)
     for step in range(UPDATES):
-        dense = [tf.convert_to_tensor(g) for g in gradients(step, dtype, sparse)]
+        dense = [tf.convert_to_tensor(g) for g in gradients(step, sparse)]
         optimizer.apply(dense, weights)
     return [v.numpy().astype("f8") for v in (*weights, *optimizer.variables)]
 
 
-def within(strategy, make, dtype, sparse):
+def within(strategy, make, sparse):
     """As `outside`, as a trainer updates; and the number of kernels in a trace."""
     with strategy.scope():
-        weights, optimizer = made(make, dtype)
+        weights, optimizer = made(make)
     prepare_optimizer(optimizer, weights, strategy)
 
     @tf.function(autograph=False, reduce_retracing=True)
@@ -80,25 +76,21 @@ def within(strategy, make, dtype, sparse):
             strategy.run(lambda each: optimizer.apply(each, weights), args=(each,))
 
     for step in range(UPDATES):
-        update([merge_duplicates(g) for g in gradients(step, dtype, sparse)])
+        update([merge_duplicates(g) for g in gradients(step, sparse)])
     assert "update_step" not in vars(optimizer)  # the instance is as it was
-    each = [merge_duplicates(g) for g in gradients(0, dtype, sparse)]
+    each = [merge_duplicates(g) for g in gradients(0, sparse)]
     operations = update.get_concrete_function(each).graph.get_operations()
     kernels = sum("ResourceApply" in operation.type for operation in operations)
     return [v.numpy().astype("f8") for v in (*weights, *optimizer.variables)], kernels
-
-
-def assert_close(ours, expected, tolerance):
-    for one, other in zip(ours, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "rows"])
 @pytest.mark.parametrize("name", CASES)
 def test_equals_the_plain_class_over_20_updates(name, sparse):
     make, *kernels = CASES[name]
-    ours, found = within(make_strategy("one_device", 1), make, "float64", sparse)
-    assert_close(ours, outside(make, "float64", sparse), 1e-14)
+    ours, found = within(make_strategy("one_device", 1), make, sparse)
+    for one, other in zip(ours, outside(make, sparse), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-14, atol=1e-14)
     assert found == kernels[sparse]
 
 

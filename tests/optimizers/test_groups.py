@@ -8,20 +8,16 @@ from ddl.optimizers import Group, ParameterGroups
 from ddl.optimizers.groups import assign
 
 
-def sgd(rate=0.1):
-    return keras.optimizers.SGD(rate)
-
-
 def model():
-    inputs = keras.Input((4,))
-    backbone = keras.Sequential(
-        [keras.Input((4,)), keras.layers.Dense(3, name="a")], name="backbone"
-    )
+    inputs, a = keras.Input((4,)), keras.layers.Dense(3, name="a")
+    backbone = keras.Sequential([keras.Input((4,)), a], name="backbone")
     return keras.Model(inputs, keras.layers.Dense(2, name="head")(backbone(inputs)))
 
 
 def assigned(**patterns):
-    groups = ParameterGroups({n: Group(sgd(), p) for n, p in patterns.items()}).groups
+    groups = ParameterGroups(
+        {n: Group(keras.optimizers.SGD(), p) for n, p in patterns.items()}
+    ).groups
     found = assign(groups, model().trainable_variables)
     return {name: [v.path for v in own] for name, own in found.items()}
 

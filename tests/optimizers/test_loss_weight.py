@@ -6,7 +6,7 @@ from keras.optimizers.schedules import PolynomialDecay
 
 import ddl
 from ddl.optimizers.loss_weight import LossWeight, loss_weights
-from tests.conftest import make_strategy
+from tests.contract.builders import make_trainer
 
 
 class Weighted:
@@ -22,18 +22,11 @@ class Weighted:
         return ddl.PerExample(weight * own**2, {"weight": tf.fill(own.shape, weight)})
 
 
-def trainer_of(schedule, kind="one_device", replicas=1, **options):
-    strategy = make_strategy(kind, replicas)
-    with strategy.scope():
-        task, optimizer = Weighted(schedule), keras.optimizers.SGD(0.01)
-    data = {"x": np.ones([8, 2], np.float32)}
-    sizes = {"global_batch_size": 8, "eval_data": data, "strategy": strategy}
-    return ddl.Trainer(task, optimizer, data, **sizes, **options)
-
-
 def test_it_follows_the_step_within_one_trace():
-    schedule = PolynomialDecay(0.0, 4, 1.0)
-    trainer = trainer_of(schedule, "mirrored", 2, accumulation_steps=2, steps_per_loop=2)
+    make = lambda: Weighted(PolynomialDecay(0.0, 4, 1.0)), keras.optimizers.SGD
+    options = {"policy": "float32", "accumulation_steps": 2, "steps_per_loop": 2}
+    data = {"x": np.ones([8, 2], np.float32)}
+    trainer = make_trainer(make, data, eval_data=data, **options)
     weights = [trainer.train(1)["weight"] for _ in range(6)]
     assert weights == pytest.approx([0, 0.25, 0.5, 0.75, 1, 1])
     assert trainer._runner.loop._loop.experimental_get_tracing_count() == 1

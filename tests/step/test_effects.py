@@ -11,9 +11,10 @@ import ddl
 from ddl.distribution import path as device_path
 from ddl.errors import ConfigError
 from ddl.step.effects import check_writes
-from tests.conftest import LikeGpus, make_strategy
+from tests.conftest import LikeGpus
+from tests.contract.builders import make_trainer
 
-ROWS = {"x": np.ones([16, 3], "f4")}
+ROWS = {"x": np.ones([16, 3])}
 
 
 class Task:
@@ -41,12 +42,7 @@ class WithStep(Task):
 
 
 def tried(make, where=("one_device", 1)):
-    strategy = make_strategy(*where)
-    with strategy.scope():
-        task, optimizer = make(), keras.optimizers.SGD(0.1)
-    return ddl.Trainer(
-        task, optimizer, ROWS, eval_data=ROWS, global_batch_size=8, strategy=strategy
-    )
+    return make_trainer((make, keras.optimizers.SGD), ROWS, where, eval_data=ROWS)
 
 
 GENERATOR = np.random.default_rng(1)

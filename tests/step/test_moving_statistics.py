@@ -1,3 +1,5 @@
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -5,28 +7,21 @@ import tensorflow as tf
 
 import ddl
 from ddl.errors import ConfigError
-from ddl.precision import set_precision
 from tests.conftest import make_strategy
+from tests.contract.builders import make_trainer
 
 
-def normalizing(strategy, *layers, **arguments):
-    """A trainer of a model with the given layers, by default a plain BatchNormalization."""
-    set_precision("float64")
-    keras.utils.set_random_seed(0)
-    data = np.random.default_rng(0)
-    images = data.normal(size=(32, 3)) + np.arange(32)[:, None]
-    with strategy.scope():
-        made = [layer() for layer in layers] or [keras.layers.BatchNormalization(momentum=0.5)]
-        model = keras.Sequential([keras.Input((3,)), *made, keras.layers.Dense(2)])
-        trainer = ddl.Trainer(
-            ddl.Classification(model),
-            keras.optimizers.SGD(0.1),
-            {"image": images, "label": np.arange(32) % 2},
-            global_batch_size=32,
-            shuffle=False,
-            **arguments,
-        )
-    return trainer, images
+def normalizing(make_layer, **arguments):
+    """A trainer of a model with a layer, and its images."""
+
+    def task():
+        layers = [keras.Input((3,)), make_layer(), keras.layers.Dense(2)]
+        return ddl.Classification(keras.Sequential(layers))
+
+    images = np.random.default_rng(0).normal(size=(32, 3)) + np.arange(32)[:, None]
+    data = {"image": images, "label": np.arange(32) % 2}
+    make, sizes = (task, keras.optimizers.SGD), {"global_batch_size": 32}
+    return make_trainer(make, data, **sizes, **arguments), images
 
 
 def copies(trainer):
@@ -36,7 +31,8 @@ def copies(trainer):
 
 
 def test_moving_moments_of_each_replica_are_averaged_in_each_update():
-    trainer, images = normalizing(make_strategy("mirrored", 2), batch_moments="per_replica")
+    layer = functools.partial(keras.layers.BatchNormalization, momentum=0.5)
+    trainer, images = normalizing(layer, batch_moments="per_replica")
     trainer.train(1)
     of_replicas = images.reshape(2, 16, 3)
     for copy in copies(trainer):
@@ -58,14 +54,14 @@ class RunningMean(keras.layers.Layer):
 
 
 def test_a_layer_that_writes_other_values_on_other_replicas_is_refused():
-    trainer, _ = normalizing(make_strategy("mirrored", 2), RunningMean)
+    trainer, _ = normalizing(RunningMean)
     with pytest.raises(ConfigError, match=r"running_mean.* other replicas.*sum_over_replicas"):
         trainer.train(1)
 
 
 def test_a_layer_that_moves_in_each_microbatch_is_refused():
     with pytest.raises(ConfigError, match=r"assigns to '.*running_mean.*STEPS = 1"):
-        normalizing(make_strategy("one_device", 1), RunningMean, accumulation_steps=2)
+        normalizing(RunningMean, accumulation_steps=2)
 
 
 def test_central_storage_still_refuses_batch_normalization():

@@ -7,8 +7,7 @@ import tensorflow as tf
 
 import ddl
 from ddl.errors import ConfigError
-from ddl.precision import set_precision
-from tests.conftest import make_strategy
+from tests.contract.builders import make_trainer
 
 
 class Seeing:
@@ -33,13 +32,10 @@ WEIGHT = np.array([1, 3, 0, 1, 1, 1, 1, 1, 2, 2, 2], "f4")
 
 def trainer_of(task, where=("one_device", 1), **options):
     data = {"x": np.ones((11, 2)), "weight": WEIGHT}
-    with make_strategy(*where).scope():
-        options = {"global_batch_size": 8, "shuffle": False, "eval_data": data, **options}
-        return ddl.Trainer(task(), keras.optimizers.SGD(0.1), data, **options)
+    return make_trainer((task, keras.optimizers.SGD), data, where, eval_data=data, **options)
 
 
 def test_a_loss_sees_mask_weights_positions_and_step():
-    set_precision("float64")
     trainer = trainer_of(Seeing, ("mirrored", 2), accumulation_steps=2)
     own, rest = WEIGHT[:8], WEIGHT[8:]
     first, second = trainer.train(1), trainer.train(1)

@@ -35,32 +35,18 @@ def mlp(**arguments: Any) -> ddl.Classification:
     return ddl.Classification(ddl.models.mlp((6, 6, 1), 3, hidden_units=(16,), **arguments))
 
 
-def cnn() -> ddl.Classification:
-    model = ddl.models.cnn(
-        (6, 6, 1), 3, blocks=((4,),), hidden_units=(8,), batch_normalization=True
-    )
-    return ddl.Classification(model)
+def cnn(**arguments: Any) -> ddl.Classification:
+    options = {"hidden_units": (8,), "batch_normalization": True, **arguments}
+    return ddl.Classification(ddl.models.cnn((6, 6, 1), 3, blocks=((4,),), **options))
 
 
 def noisy() -> ddl.Classification:
     layers = keras.layers
-    return ddl.Classification(
-        keras.Sequential(
-            [
-                keras.Input((6, 6, 1)),
-                keras.layers.Rescaling(1 / 255),
-                layers.GaussianNoise(0.1),
-                layers.SpatialDropout2D(0.3),
-                keras.layers.Flatten(),
-                keras.layers.Dense(16, "selu"),
-                layers.AlphaDropout(0.2),
-                layers.GaussianDropout(0.2),
-                layers.Dropout(0.2, noise_shape=(1, 16)),
-                layers.Dropout(0.2),
-                keras.layers.Dense(3),
-            ]
-        )
-    )
+    images = [layers.Rescaling(1 / 255), layers.GaussianNoise(0.1), layers.SpatialDropout2D(0.3)]
+    hidden = [layers.Flatten(), layers.Dense(16, "selu"), layers.AlphaDropout(0.2)]
+    hidden += [layers.GaussianDropout(0.2), layers.Dropout(0.2, noise_shape=(1, 16))]
+    output = [layers.Dropout(0.2), layers.Dense(3)]
+    return ddl.Classification(keras.Sequential([keras.Input((6, 6, 1)), *images, *hidden, *output]))
 
 
 class Tagging:
@@ -81,14 +67,7 @@ class Tagging:
 
 def rich() -> ddl.Classification:
     """Synchronized normalization, dropout, augmentation and penalties in one model."""
-    model = ddl.models.cnn(
-        (6, 6, 1),
-        3,
-        blocks=((4,),),
-        hidden_units=(8,),
-        hidden_dropout=0.2,
-        batch_normalization=True,
-    )
+    model = cnn(hidden_dropout=0.2).model
     for variable in model.trainable_variables:
         variable.regularizer = keras.regularizers.L2(0.01)
     augmentations = [keras.layers.RandomFlip("horizontal"), ddl.layers.RandomShift(1, 1)]

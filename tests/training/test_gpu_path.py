@@ -2,17 +2,10 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import ddl
 from tests.conftest import LikeGpus, make_strategy, save
-from tests.training.parity_cases import (
-    CASES,
-    COMBINED,
-    assert_small,
-    differences,
-    make_trainer,
-)
+from tests.training.parity_cases import CASES, COMBINED, assert_small, differences, make_trainer
 from tests.training.test_trainer import all_copies
 
 RICH, SPARSE, NOISY = COMBINED
@@ -21,24 +14,13 @@ PADDED = "131 examples in batches of 32"
 pytestmark = pytest.mark.usefixtures("gpu_path")
 
 
-def strategy_on(replicas: int) -> tf.distribute.Strategy:
-    return LikeGpus(replicas) if replicas > 1 else make_strategy("one_device", 1)
-
-
-def check_parity(replicas: int, name: str) -> None:
-    """Checks results, and that streams are distributed and resident examples are not."""
-    strategy = strategy_on(replicas)
+@pytest.mark.parametrize(("replicas", "name"), [(1, PADDED), (2, RICH), (2, NOISY), (2, SPARSE)])
+def test_parity(replicas, name):
+    """Streams are distributed, and resident examples are not."""
+    strategy = LikeGpus(replicas) if replicas > 1 else make_strategy("one_device", 1)
     assert_small(name, differences(name, strategy, "float64"), 1e-10)
     if replicas > 1:
         assert bool(strategy.distributed) == (name == NOISY)
-
-
-@pytest.mark.parametrize(
-    ("replicas", "name"),
-    [(1, PADDED), (2, RICH), (2, NOISY), (2, SPARSE)],
-)
-def test_parity(replicas, name):
-    check_parity(replicas, name)
 
 
 def test_resumed_within_an_epoch_to_the_bit(tmp_path):

@@ -17,7 +17,7 @@ from ddl.step.replicas import distributed_iterator
 from ddl.training import loop
 from ddl.training.loop import RowTables
 from tests.conftest import make_strategy
-from tests.training.overflowing import Overflowing
+from tests.training.overflowing import overflowing
 from tests.training.parity_cases import WEIGHED, Case, make_trainer, mlp
 from tests.training.test_trainer import all_copies
 
@@ -137,7 +137,7 @@ def test_ends_at_the_update_that_is_one_skip_too_many(pieces):
     """Batches 1, 3 and 4 overflow; the batches after them in the piece are not consumed."""
     bad = tf.constant([-1, 0, -1, 0, 0, -1, -1, -1])
     arguments = {"loss_scale": ddl.LossScale(1024.0), "max_skipped_updates": 2}
-    case = Case(lambda: Overflowing(mlp().model, lambda batch: bad[batch]), arguments=arguments)
+    case = Case(lambda: overflowing(mlp(), lambda batch: bad[batch]), arguments=arguments)
     strategy = make_strategy("one_device", 1)
     trainer = make_trainer(case, strategy, "mixed_float16", jit_compile="on")
     state = trainer._runner.loop.run(trainer.state, 6)

@@ -5,22 +5,15 @@ import pytest
 
 import ddl
 from ddl.errors import ConfigError
-from ddl.precision import set_precision
 from tests.conftest import make_strategy
 from tests.step.sharding.trainers import make, slot_bytes
 
 
 def test_each_replica_holds_its_share_of_the_slots():
-    set_precision("float32")
-    replicas = 4
-
-    def model():
-        return keras.Sequential([keras.Input([7]), keras.layers.Dense(401), keras.layers.Dense(5)])
-
-    of_whole = slot_bytes(make(make_strategy("one_device", 1), False, model=model))[0]
-    trainer = make(make_strategy("mirrored", replicas), True, model=model)
-    assert len(slot_bytes(trainer)) == replicas
-    assert max(slot_bytes(trainer)) <= of_whole * (1 / replicas + 0.02)
+    whole = max(slot_bytes(make(make_strategy("one_device", 1), False)))
+    of_replicas = slot_bytes(make(make_strategy("mirrored", 4), True))
+    assert len(of_replicas) == 4
+    assert max(of_replicas) <= 0.27 * whole  # the weights have odd sizes
 
 
 class Own(keras.optimizers.SGD):

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 import ddl
 from ddl import microbatch
-from ddl.errors import ConfigError, TrainingDiverged
+from ddl.errors import TrainingDiverged
 from tests.conftest import make_strategy
 
 DATA = {"image": np.ones((8, 3), "f4"), "label": np.zeros(8, "i4")}
@@ -79,24 +79,6 @@ def test_weights_that_are_not_finite_are_named_unless_they_are_so_by_design():
     trainer.model.trainable_variables[-1].assign([0.0, np.nan])
     with pytest.raises(TrainingDiverged, match="bias is not finite"):
         trainer.check_finite()
-
-
-def test_a_variable_that_replicas_write_otherwise_is_named():
-    class Counts(keras.layers.Layer):
-        def build(self, shape):
-            self.seen = self.add_weight(name="seen", shape=(), trainable=False, initializer="zeros")
-
-        def call(self, x, training=False):
-            if training:
-                replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-                self.seen.assign(tf.cast(replica, tf.float32))
-            return x
-
-    with make_strategy("mirrored", 2).scope():
-        task = ddl.Classification(model(Counts()))
-        trainer = ddl.Trainer(task, "sgd", DATA, global_batch_size=4)
-    with pytest.raises(ConfigError, match=r"seen' .*sum_over_replicas"):
-        trainer.train(1)
 
 
 class Forgotten(ddl.Classification):

@@ -12,29 +12,22 @@ DATA = (_RANDOM.normal(size=(70, 7)), _RANDOM.integers(0, 5, 70))
 
 def network() -> keras.Model:
     """Weights of odd sizes, with a penalty and a constraint."""
-    return keras.Sequential(
-        [
-            keras.Input([7]),
-            keras.layers.Dense(
-                11, activation="tanh", kernel_regularizer=keras.regularizers.L2(0.01), name="first"
-            ),
-            keras.layers.Dropout(0.2),
-            keras.layers.Dense(5, kernel_constraint=keras.constraints.MaxNorm(0.5), name="logits"),
-        ],
-        name="network",
-    )
+    penalty, constraint = keras.regularizers.L2(0.01), keras.constraints.MaxNorm(0.5)
+    first = keras.layers.Dense(11, "tanh", kernel_regularizer=penalty)
+    logits = keras.layers.Dense(5, kernel_constraint=constraint)
+    return keras.Sequential([keras.Input([7]), first, keras.layers.Dropout(0.2), logits])
 
 
 def adamw():
     return keras.optimizers.AdamW(0.01, weight_decay=0.1)
 
 
-def make(strategy, shards, optimizer=adamw, task=ddl.Classification, model=network, **arguments):
+def make(strategy, shards, optimizer=adamw, **arguments):
     """Builds a trainer; the same weights whatever the arguments."""
     keras.utils.set_random_seed(0)
     with strategy.scope():
         return ddl.Trainer(
-            task(model()),
+            ddl.Classification(network()),
             optimizer(),
             DATA,
             **{"global_batch_size": 16, "seed": 3} | arguments,

@@ -8,7 +8,6 @@ import numpy as np
 import tensorflow as tf
 
 import ddl
-from ddl import microbatch
 from ddl.optimizers import Group, ParameterGroups
 from ddl.precision import set_precision
 
@@ -111,20 +110,3 @@ def copies(trainer: ddl.Trainer) -> list[list[np.ndarray]]:
     found = [*update._at_risk(), *averages]
     results = trainer.strategy.experimental_local_results
     return [[copy.numpy() for copy in results(variable)] for variable in found]
-
-
-def overflowing(task: Any, replica: int, batch: int) -> None:
-    """Makes the loss of a task infinite on one replica, in one batch."""
-    of_task = task.per_example
-
-    def per_example(features: dict[str, Any], training: bool) -> ddl.PerExample:
-        output, current = of_task(features, training), microbatch.current()
-        context = tf.distribute.get_replica_context()
-        if current is None or current.seed is None or context is None:
-            return output
-        here = tf.equal(context.replica_id_in_sync_group, replica)
-        now = tf.equal(tf.cast(current.counter[1], tf.int64), batch)
-        factor = tf.where(here & now, np.inf, 1.0)
-        return output._replace(loss=output.loss * tf.cast(factor, output.loss.dtype))
-
-    task.per_example = per_example

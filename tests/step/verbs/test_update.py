@@ -9,15 +9,8 @@ import ddl
 from ddl.precision import set_precision
 from tests.conftest import make_strategy
 from tests.contract import step_tasks
-from tests.step.verbs.own_steps import (
-    Grouped,
-    Sam,
-    build,
-    copies,
-    data,
-    momentum,
-    overflowing,
-)
+from tests.step.verbs.own_steps import Grouped, Sam, build, copies, data, momentum
+from tests.training.overflowing import overflowing
 
 STEPS = 6
 
@@ -59,7 +52,7 @@ def test_a_skipped_update_restores_what_the_step_assigns():
 
     def change(task):
         own_step, model = task.step, task.model
-        overflowing(task, replica=1, batch=0)
+        overflowing(task, lambda batch: tf.where(batch == 0, 1, -1))
 
         def step(update, batch):
             own_step(update, batch)
