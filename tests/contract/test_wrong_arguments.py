@@ -20,6 +20,7 @@ Y = np.arange(16) % 2
 DATA = {"image": X, "label": Y}
 IMAGES = (np.ones((16, 4, 3, 1), "f4"), np.ones((16, 4, 3, 1), "f4"))
 DICE = keras.losses.Dice(reduction=None)  # over the whole batch
+SPARSE = "sparse_categorical_crossentropy"
 of_classes = tf.nn.sparse_softmax_cross_entropy_with_logits
 
 
@@ -145,10 +146,7 @@ MISTAKES = [
     ("in_scope(4, global_batch_size=6)", "4 replicas", "6", "8"),
     ("trainer(clip_norm=0.0)", "clip_norm", "0.0"),
     ("trainer(clip_norm='1')", "clip_norm", "'1'"),
-    ("trainer(loss_scale=8.0)", "loss_scale", "LossScale"),
-    ("trainer(weight_average=0.9)", "ExponentialMovingAverage"),
     ("trainer(max_skipped_updates=0)", "max_skipped_updates"),
-    ("trainer(strategy='mirrored')", "strategy", "'mirrored'"),
     # tasks
     ("trainer(ddl.Classification)", "Classification", "parentheses"),
     ("trainer(network())", "Keras model", "Classification"),
@@ -157,6 +155,7 @@ MISTAKES = [
     ("ddl.Supervised(network(1), 'msee')", "'msee'"),
     ("ddl.Supervised(network(1), 'mse', metrics=['acuracy'])", "acura"),
     ("ddl.Supervised(network(1), 'mse', metrics='mae')", "['mae']"),
+    ("ddl.Supervised(network(), SPARSE, class_weight='balanced')", "class_weight", "'balanced'"),
     ("ddl.Classification(network(), label_smoothing=1.5)", "1.5"),
     # losses
     ("train(Own(tf.reduce_mean))", "loss", "each example", "scalar"),
@@ -181,6 +180,7 @@ MISTAKES = [
     ("train(Own(relative_metric))", "other examples", "ddl.gather"),
     ("train(Own(batch_hard))", "other examples", "ddl.gather"),
     ("train(Own(with_padding))", "padding", "mask"),
+    ("train(ddl.Supervised(network(), SPARSE), (X, np.eye(2)[Y]))", "one-hot", "(8, 2)"),
     ("train(ddl.Supervised(of_images(), DICE), data=IMAGES)", "axis=(1, 2, 3)"),
     # optimizers
     ("trainer(optimizer=keras.optimizers.SGD)", "SGD"),
@@ -204,7 +204,7 @@ MISTAKES = [
     ("trainer(data=(X[:, :2], Y))", "(2,)", "(3,)"),
     ("trainer(data={'image': X, 'target': Y})", "'label'", "target"),
     ("trainer(data=(X, Y + 1))", "from 0 to 1", "2"),
-    ("trainer(data=(X, Y - 1))", "from 0 to 1", "-1"),
+    ("trainer(ddl.Supervised(network(), SPARSE), (X, Y - 1))", "from 0 to 1", "-1"),
     ("train(data=stream(X, Y + 5))", "label"),
     ("trainer(data=(X, Y / 255))", "Labels", "float64"),
     ("trainer(data=(X, Y[:, None]))", "(n, 1)"),
