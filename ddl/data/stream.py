@@ -146,7 +146,7 @@ class Stream:
                 count += len(next(iter(batch.values())))
                 if time.monotonic() > told + _SECONDS:
                     told = time.monotonic()
-                    logging.warning(f"Counting {self.name}: {count:,}. Endless? Give steps.")
+                    logging.warning(f"Counting {self.name}: {count:,}. Endless? Set train_steps.")
             self.num_examples = count
         return self.num_examples
 

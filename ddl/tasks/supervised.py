@@ -160,8 +160,8 @@ class Supervised:
         spec = source.element_spec[head.label]
         checks.check_label(self, spec, head.label, "numbers", None)
         of_keras = getattr(inspect.unwrap(head.loss), "__self__", None)
-        ignored = getattr(of_keras, "ignore_class", None)
-        if head.loss.__name__.startswith("sparse_") and spec.dtype.is_integer and ignored is None:
+        is_sparse = getattr(head.loss, "__name__", "").startswith("sparse_")
+        if is_sparse and spec.dtype.is_integer and getattr(of_keras, "ignore_class", None) is None:
             classes = (checks.output_shape(self.model) or (None,))[-1]
             remedy = "Number the classes from 0, or give the model more outputs."
             checks.check_range(source, head.label, classes, "Labels", remedy)
