@@ -34,6 +34,8 @@ def as_source(data: Any, argument: str = "The data") -> Source | Stream:
             f"{argument} must be arrays, a data set or what a reader returns, got the "
             f"{type(data).__name__} {data!r:.60}. Read files by ddl.data.tf_records and others."
         )
+    if hasattr(data, "iloc"):
+        raise DataError(f"{argument} is a pandas table. Pass (x.to_numpy(), y.to_numpy()).")
     parts = list(data.values()) if isinstance(data, Mapping) else data
     if isinstance(parts, tuple | list) and any(isinstance(one, _SETS) for one in parts):
         raise DataError(

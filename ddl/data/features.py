@@ -30,8 +30,8 @@ def named(example: Any, what: str, weight_rank: int | None = 0) -> dict[str, Any
         inputs, *others = example
         if isinstance(inputs, tuple | list) and all(np.ndim(one) > 0 for one in inputs):
             raise DataError(
-                f"{what} has {len(inputs)} arrays as x. Give x as a dict by the names of the "
-                "model's inputs, or as one array."
+                f"{what} has {len(inputs)} arrays as x. Give x as one array, np.asarray(x), or as "
+                "a dict by the names of the model's inputs."
             )
         parts = dict(zip(("label", "weight"), others, strict=False))
         features = dict(inputs) if isinstance(inputs, Mapping) else {"input": inputs}

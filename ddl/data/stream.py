@@ -137,8 +137,8 @@ class Stream:
         """
         if self.is_endless:
             raise DataError(
-                f"{self.name} has no end, and so no epochs. Set TRAIN_STEPS, or end a pass by "
-                ".take(…)."
+                f"{self.name} has no end. Train for a number of steps (macro TRAIN_STEPS) in place "
+                "of epochs; end evaluation data, or a pass, by .take(…)."
             )
         if self.num_examples is None:
             count, told = 0, time.monotonic()
@@ -146,7 +146,7 @@ class Stream:
                 count += len(next(iter(batch.values())))
                 if time.monotonic() > told + _SECONDS:
                     told = time.monotonic()
-                    logging.warning(f"Counting {self.name}: {count:,}. Endless? Set TRAIN_STEPS.")
+                    logging.warning(f"Counting {self.name}: {count:,}. Endless? Set train_steps.")
             self.num_examples = count
         return self.num_examples
 

@@ -277,8 +277,8 @@ def partners(
     if rows % 2 and not (isinstance(first_row, int) and first_row == 0):
         raise ConfigError(
             f"{asking} mixes the rows 2k and 2k + 1 of a batch, so each replica must have an even "
-            f"number of rows in a microbatch, got {rows}. Set GLOBAL_BATCH_SIZE to a multiple of "
-            f"2 × replicas × ACCUMULATION_STEPS."
+            f"number of rows in a microbatch, got {rows}. Set Trainer.global_batch_size to a "
+            "multiple of 2 × replicas × accumulation_steps."
         )
     order = tf.constant([min(row ^ 1, rows - 1) for row in range(rows)], tf.int64)
     has_partner = tf.constant([(row ^ 1) < rows for row in range(rows)])

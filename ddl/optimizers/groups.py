@@ -149,17 +149,18 @@ def from_keras_name(optimizer: Any, strategy: Any) -> Any:
         try:
             with strategy.scope():
                 return keras.optimizers.get(optimizer)
-        except ValueError as error:
+        except ValueError:
             raise ConfigError(
                 "Trainer.optimizer must be an optimizer, or the name of one of Keras's, such as "
                 f"'adam' or 'sgd', got {optimizer!r:.60}. Correct the name, or pass an instance."
-            ) from error
+            ) from None
     for name, one in optimizer.items() if isinstance(optimizer, Mapping) else [(ONLY, optimizer)]:
         if not isinstance(one, OptimizerOrGroups):
             where = "Trainer.optimizer" if name == ONLY else f"Trainer.optimizer[{name!r}]"
             raise ConfigError(
                 f"{where} must be a Keras optimizer, got {one!r:.80}. Pass an instance, such as "
-                "keras.optimizers.Adam(1e-3), or a dict of instances by the names that a step uses."
+                "keras.optimizers.Adam(1e-3), or a dict of these by the names that a step uses; "
+                "the order is ddl.Trainer(task, optimizer, train_data)."
             )
     return optimizer
 

@@ -147,10 +147,9 @@ def total_steps(
       ConfigError: If not exactly one length is given, or one is not positive.
     """
     if (train_steps is None) == (train_epochs is None):
-        remedy = "Set one of them." if train_steps is None else "Set one of them to None."
         raise ConfigError(
-            "A run needs a length, either train_steps or train_epochs, got TRAIN_STEPS = "
-            f"{train_steps} and TRAIN_EPOCHS = {train_epochs}. {remedy}"
+            "Set one of train_steps and train_epochs (macros TRAIN_STEPS, TRAIN_EPOCHS), got "
+            f"{train_steps} and {train_epochs}."
         )
     if train_epochs is not None:
         check_positive("RunPlan.train_epochs", train_epochs)

@@ -134,11 +134,13 @@ class WeightAverages:
 
 
 def weights_of(what: str, part: Any) -> list[tf.Variable]:
-    """Returns the weights of a model or layer, or a list of variables itself, for `average`."""
-    variables = part.weights if isinstance(part, keras.layers.Layer) else part
-    if not isinstance(variables, list | tuple) or not variables:
+    """Returns the weights of a model or layer, or of a list of these or of variables."""
+    parts, layer = part if isinstance(part, list | tuple) else [part], keras.layers.Layer
+    weights = [v for x in parts for v in (x.weights if isinstance(x, layer) else [x])]
+    if not weights or not all(hasattr(v, "assign") for v in weights):
         raise ConfigError(f"update.average: {what} must have weights, got {part!r:.80}.")
-    return [v.value if isinstance(v, keras.Variable) else v for v in variables]
+    own = {id(v): v for v in weights}  # a shared layer counts once
+    return [v.value if isinstance(v, keras.Variable) else v for v in own.values()]
 
 
 def move_towards(variable: tf.Variable, source: tf.Tensor, share: tf.Tensor) -> tf.Operation:

@@ -241,7 +241,8 @@ def checked_callbacks(callbacks: Any) -> tuple[Callback | EarlyStopping, ...]:
     other = next((one for one in given if not isinstance(one, Callback | EarlyStopping)), None)
     if other is not None or not isinstance(callbacks, list | tuple):
         raise ConfigError(
-            "callbacks must be a list of Every, AfterEvaluation, AfterSave or EarlyStopping, got "
-            f"{other or callbacks!r:.60}. For a function, write [Every(100, function)]."
+            "callbacks must be a list of Every, AfterEvaluation, AfterSave or EarlyStopping, "
+            f"got {other or callbacks!r:.60}. Keras's do not work: see docs/migrating.md. For a "
+            "function, write [Every(100, function)]."
         )
     return given

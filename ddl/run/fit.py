@@ -87,7 +87,10 @@ def fit(
       TrainingInterrupted: On SIGTERM, as on SIGINT; on a signal to another worker too.
     """
     if not isinstance(trainer, Trainer):
-        raise ConfigError(f"fit needs a ddl.Trainer, got {type(trainer).__name__}.")
+        raise ConfigError(
+            f"fit needs a ddl.Trainer, got {type(trainer).__name__}. Create one from a task, "
+            "such as ddl.Trainer(ddl.Classification(model), 'adam', (x, y), global_batch_size=64)."
+        )
     if train_epochs is not None and train_steps is None:
         trainer.count_examples()
     every = trainer.steps_per_epoch or _LOG_EVERY

@@ -183,7 +183,7 @@ def export(trainer: Trainer, directory: str | os.PathLike[str]) -> list[Path]:
 
     Raises:
       ModelDirectoryError: If the export cannot be written.
-      ConfigError: If the task has no model, or Keras cannot save one.
+      ConfigError: If the task has no model, Keras cannot save one, or `directory` names a file.
     """
     models = exported_models(trainer) or models_of(trainer.task)
     if not models:
@@ -192,6 +192,8 @@ def export(trainer: Trainer, directory: str | os.PathLike[str]) -> list[Path]:
             "give the task exported_models, a dict from name to model."
         )
     folder, single = Path(directory), {*models} == {"model"}
+    if folder.suffix == ".keras":
+        raise ConfigError(f"export writes model.keras into a folder, got {folder}. Pass a folder.")
     with trainer.evaluation_weights():
         return [
             path

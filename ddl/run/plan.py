@@ -76,8 +76,10 @@ class RunPlan:
                 check_count(f"RunPlan.{name}", getattr(self, name))
         every, saved_every = self.retention.every, self.checkpoint_every
         if every is not None and (saved_every is None or every % saved_every):
-            what = f"Retention.every must be a multiple of CHECKPOINT_EVERY = {saved_every}"
-            raise ConfigError(f"{what}, got {every}. Change one of the two.")
+            raise ConfigError(
+                f"Retention.every must be a multiple of checkpoint_every (macro CHECKPOINT_EVERY), "
+                f"got {every} and {saved_every}. Change one of the two."
+            )
 
     def of(self, kind: type[Kind]) -> list[Kind]:
         """Returns the callbacks of a kind, such as `Every`."""
@@ -108,8 +110,8 @@ class RunPlan:
         needs = self.eval_every is not None or self.of(AfterEvaluation)
         if needs and trainer.eval_pipeline is None:
             raise ConfigError(
-                "EVAL_EVERY and AfterEvaluation need data to evaluate on. Bind Trainer.eval_data, "
-                "or set EVAL_EVERY = None and leave the callback out."
+                "eval_every (macro EVAL_EVERY) and AfterEvaluation need data to evaluate on. Give "
+                "Trainer.eval_data, or set eval_every to None and leave the callback out."
             )
 
 
@@ -119,7 +121,7 @@ def check_metric(parameter: str, metric: str | None, trainer: Trainer) -> None:
     if metric is not None and metric not in names:
         raise ConfigError(
             f"{parameter} must be a metric of the evaluation ({', '.join(names) or 'none'}), got "
-            f"{metric!r}.{did_you_mean(metric, names, 0.6)} Correct it, or bind Trainer.eval_data."
+            f"{metric!r}.{did_you_mean(metric, names, 0.6)} Correct it, or give Trainer.eval_data."
         )
 
 

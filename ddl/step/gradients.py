@@ -167,7 +167,7 @@ def check_same_shapes(what: str, results: Any, gradients: Sequence[tf.Tensor]) -
 
 
 def trainable_variables(part: Any, where: str = "The model of a task") -> list[keras.Variable]:
-    """Returns the trainable variables of a model or layer, or the list of variables itself.
+    """Returns the trainable variables of a model or layer, or of a list of these or of variables.
 
     Args:
       part: The model, layer or list.
@@ -176,12 +176,13 @@ def trainable_variables(part: Any, where: str = "The model of a task") -> list[k
     Raises:
       ConfigError: If `part` is none of these, or has no trainable variables.
     """
-    variables = part.trainable_variables if isinstance(part, keras.layers.Layer) else part
-    items = list(variables) if isinstance(variables, list | tuple) else [variables]
+    parts = part if isinstance(part, list | tuple) else [part]
+    layer = keras.layers.Layer
+    items = [v for x in parts for v in (x.trainable_variables if isinstance(x, layer) else [x])]
     if not items or not all(isinstance(item, keras.Variable) for item in items):
         raise ConfigError(
-            f"{where} must be a Keras model, a layer or a list of keras.Variable, with trainable "
-            f"variables, got {part!r:.80}. Pass the model itself, such as self.generator."
+            f"{where} must be a Keras model, a layer or keras.Variables, or a list of these, with "
+            f"trainable variables, got {part!r:.80}. Pass the model itself, such as self.generator."
         )
     return list({id(item): item for item in items}.values())  # a shared layer counts once
 

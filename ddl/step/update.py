@@ -106,7 +106,7 @@ class Update:
                 raise
             place = place_of(error)
             text = message if place is None else f"{message}\n{place.note}"
-            raise ConfigError(text) from error
+            raise ConfigError(text) from (error.__cause__ if message == str(error) else error)
         self._context = None
         if self._moved:
             raise ConfigError("update.moved must be used in a `with` statement.")
@@ -141,7 +141,7 @@ class Update:
         Args:
           loss: A method of the task with the arguments and the result of `per_example`.
           batch: The batch that the step was given.
-          model: Model, layer or list of variables to differentiate by; None: the task's `model`.
+          model: Model, layer or variables to differentiate by, or a list; None: the task's `model`.
           name: Name of the loss in figures; None: the name of the method.
           same_draws_as: Gradients whose passes drew the numbers to draw again; None: new numbers.
           moves_statistics: Whether this forward pass moves statistics such as moving averages.
@@ -235,7 +235,7 @@ class Update:
         """Adds `by` to the weights within the `with` block; restores them bit for bit after it.
 
         Args:
-          model: Model, layer or list of variables to move; None: the task's `model`.
+          model: Model, layer or variables to move, or a list; None: the task's `model`.
           by: Values to add, such as a multiple of gradients.
 
         Returns:
@@ -265,7 +265,7 @@ class Update:
         As the mean teacher of Tarvainen and Valpola 2017, once for each call, on all replicas.
 
         Args:
-          target: Model, layer or list of variables to move, with its moving statistics.
+          target: Model or layer to move, with its moving statistics, or list of such or variables.
           of: Model, layer or list of variables of the same shapes.
           decay: Share of the target that stays; a number, or a scalar tensor.
 

@@ -169,7 +169,7 @@ def check_not_rounded(model: keras.Model, given: Any) -> None:
 
 def without_one(shape: tuple[int | None, ...]) -> tf.TensorShape:
     """Returns a shape without a last dimension of 1."""
-    return tf.TensorShape(shape[:-1] if shape and shape[-1] == 1 else shape)
+    return tf.TensorShape(shape[:-1] if tuple(shape)[-1:] == (1,) else shape)
 
 
 def check_model(model: Any, task: str) -> None:

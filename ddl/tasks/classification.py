@@ -146,9 +146,8 @@ class Classification(Supervised):
         spec, shape = source.element_spec[head.label], checks.output_shape(self.model)
         last = shape[-1] if shape else None
         one_hot = spec.shape.rank == (len(shape) if shape else 1) and spec.shape[-1] != 1
-        form = "one-hot rows"
-        if not one_hot:
-            form = f"integers from 0 to {last - 1 if last else 'classes - 1'} (or one-hot rows)"
+        end = last - 1 if last else "classes - 1"
+        form = "one-hot rows" if one_hot else f"integers from 0 to {end} (or one-hot rows)"
         wanted = shape if one_hot or shape is None else shape[:-1]
         checks.check_label(self, spec, head.label, form, wanted)
         if not one_hot and self._ignored is None:

@@ -62,8 +62,7 @@ def _current(function: str, in_step: str) -> Microbatch:
     current = microbatch.current()
     if current is None or not current.rows:  # a step computes no rows
         raise ConfigError(
-            f"{function} must be called in a loss that a ddl.Trainer runs, which has rows of a "
-            f"batch. In a step, {in_step}; elsewhere, there are no replicas to ask."
+            f"{function} must be called in a loss that a ddl.Trainer runs. In a step, {in_step}."
         )
     return current
 
@@ -123,9 +122,8 @@ class MicrobatchesError(ConfigError):
     def __init__(self, reason: str):
         """Writes the message; `reason` says what needs the batch, and why."""
         super().__init__(
-            f"{reason}, but ACCUMULATION_STEPS > 1 splits it. Set ACCUMULATION_STEPS = 1; if the "
-            "batch does not fit into memory, use Trainer.remat, more replicas, or a smaller "
-            "GLOBAL_BATCH_SIZE."
+            f"{reason}, but accumulation_steps (macro ACCUMULATION_STEPS) splits it. Set it to 1; "
+            "if memory runs out, use Trainer.remat, more replicas, or a smaller global batch."
         )
 
 

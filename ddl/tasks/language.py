@@ -30,11 +30,7 @@ class LanguageModel(Classification):
     )
 
     def __init__(
-        self,
-        model: keras.Model,
-        *,
-        input_name: str = "token",
-        label_name: str = "next_token",
+        self, model: keras.Model, *, input_name: str = "token", label_name: str = "next_token"
     ):
         """Initializes the task.
 

@@ -1,9 +1,10 @@
 """Supervised training with losses and metrics of Keras, by name or by function."""
 
 import functools
+import inspect
 import math
-import numbers
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from typing import Any, Literal, NamedTuple
 
 import keras
@@ -19,7 +20,7 @@ from ddl.tasks.gather import current_batch, gather
 from ddl.tasks.task import PerExample
 
 # Functions of Keras whose labels and outputs differ in shape.
-_OF_OTHER_SHAPES = ("sparse_", "ctc", "circle", "accuracy")
+_OF_OTHER_SHAPES = ("ctc", "circle", "accuracy")
 
 # Called with labels and outputs [batch, …]; returns [batch, …].
 _Function = Callable[[Any, Any], Any]
@@ -115,9 +116,10 @@ class Supervised:
         self._heads = self._made_heads(loss, metrics, loss_weights, label_name)
         self._not_inputs = {head.label for head in self._heads.values()}
         self._not_inputs |= {f"{checks.ENTRY_WEIGHT}_{label}" for label in self._not_inputs}
-        self._class_weight = dict(class_weight or {})
-        if not all(isinstance(key, numbers.Integral) for key in self._class_weight):
-            raise ConfigError(f"{self._name}.class_weight must map integers, got {class_weight}.")
+        weights = {} if class_weight is None else class_weight
+        if not isinstance(weights, Mapping) or not all(isinstance(x, Integral) for x in weights):
+            raise ConfigError(f"{self._name}.class_weight must map integers, got {weights!r:.60}.")
+        self._class_weight = dict(weights)
         if self._class_weight and "" not in self._heads:
             raise ConfigError(f"{self._name}.class_weight needs a single loss. Give entry weights.")
 
@@ -153,8 +155,16 @@ class Supervised:
 
     def _check_label(self, source: Any, head: Head) -> None:
         # A function of the user's may look up text.
-        if (getattr(head.loss, "__module__", None) or "").startswith("keras."):
-            checks.check_label(self, source.element_spec[head.label], head.label, "numbers", None)
+        if not (getattr(head.loss, "__module__", None) or "").startswith("keras."):
+            return
+        spec = source.element_spec[head.label]
+        checks.check_label(self, spec, head.label, "numbers", None)
+        of_keras = getattr(inspect.unwrap(head.loss), "__self__", None)
+        is_sparse = getattr(head.loss, "__name__", "").startswith("sparse_")
+        if is_sparse and spec.dtype.is_integer and getattr(of_keras, "ignore_class", None) is None:
+            classes = (checks.output_shape(self.model) or (None,))[-1]
+            remedy = "Number the classes from 0, or give the model more outputs."
+            checks.check_range(source, head.label, classes, "Labels", remedy)
 
     def inputs(self, features: Mapping[str, Any]) -> Any:
         """Returns what the model takes of a batch, or of its specs: a tensor, or a dict of such."""
@@ -257,13 +267,7 @@ class Regression(Supervised):
     mean over the numbers.
     """
 
-    def __init__(
-        self,
-        model: keras.Model,
-        *,
-        loss: Any = "mse",
-        **names: Any,
-    ):
+    def __init__(self, model: keras.Model, *, loss: Any = "mse", **names: Any):
         """Initializes the task.
 
         Args:
@@ -298,14 +302,13 @@ def _named_metrics(task: str, metrics: Any) -> dict[str, _Function]:
             f"{task}.metrics must be a list, got {metrics!r:.80}. Write [{metrics!r:.60}], or give "
             "losses and metrics as dicts by output."
         )
-    named = [_function(metric, "metric") for metric in metrics]
+    named = [_function(metric, "metric") for metric in metrics or ()]
     names = [name for name, _ in named]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(
-                f"{task}.metrics has two metrics with the name {name!r}. Give one another name: "
-                "ddl.metrics.KerasMetric('Precision', {'name': 'precise'})."
-            )
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(
+            f"{task}.metrics has two metrics with the name {twice[0]!r}. Give one another name: "
+            "ddl.metrics.KerasMetric('Precision', {'name': 'precise'})."
+        )
     return dict(named)
 
 
@@ -340,7 +343,7 @@ def _function(given: Any, kind: Literal["loss", "metric"]) -> tuple[str, _Functi
     if not callable(found) or isinstance(found, type):
         raise ConfigError(
             f"Supervised takes a {kind} of Keras, its name, such as 'mse', or a function of "
-            f"(labels, outputs), got {given!r:.80}. Correct it."
+            f"(labels, outputs), got {given!r:.80}. Correct the name, or call the class."
         )
     name = name or getattr(found, "__name__", type(found).__name__)
     return name, _checked(found, found, kind)
@@ -355,18 +358,24 @@ def _checked(function: Any, named: Any, kind: str) -> _Function:
     if name.startswith(_OF_OTHER_SHAPES) or not module.startswith("keras."):
         return function
 
+    is_sparse = name.startswith("sparse_")
+    other = name.removeprefix("sparse_") if is_sparse else f"sparse_{name}"
+    form, axis = ("one-hot", ", and a last axis of classes") if is_sparse else ("integer", "")
+    remedy = f" For {form} labels, use {other!r}." if hasattr(keras.metrics, other) else ""
+
     @functools.wraps(function, updated=())
     def checked(labels: Any, outputs: Any, **arguments: Any) -> Any:
-        if not labels.shape[1:].is_compatible_with(outputs.shape[1:]):
-            known = hasattr(keras.metrics, f"sparse_{name}")
-            remedy = f" For integer labels, use 'sparse_{name}'." if known else ""
+        given, wanted = labels.shape[1:], outputs.shape[1 : -1 if is_sparse else None]
+        forms = [given, checks.without_one(given)] if is_sparse else [given]
+        if not any(map(wanted.is_compatible_with, forms)):
             raise ConfigError(
-                f"The {kind} {name!r} needs outputs in the shape of the labels, got outputs "
-                f"{tuple(outputs.shape)} for labels {tuple(labels.shape)}. Change the model's last "
-                f"layer, or the labels.{remedy}"
+                f"The {kind} {name!r} needs outputs in the shape of the labels{axis}, got "
+                f"outputs {tuple(outputs.shape)} for labels {tuple(labels.shape)}. Change the "
+                f"model's last layer, or the labels.{remedy}"
             )
         return function(labels, outputs, **arguments)
 
+    checked.__name__ = name
     return checked
 
 

@@ -129,8 +129,7 @@ def check_task(task: Any) -> None:
     """
     if isinstance(task, type):
         raise ConfigError(
-            f"Trainer.task must be a task, got the class {task.__name__}. Create it, with "
-            "parentheses."
+            f"Trainer.task must be a task, got class {task.__name__}. Call it, with parentheses."
         )
     if not hasattr(task, "per_example") and isinstance(task, keras.Model):
         raise ConfigError(

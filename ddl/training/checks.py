@@ -234,7 +234,7 @@ def _remedy(task: Task) -> str:
         return _REMEDY
     return (
         f"float16 holds numbers up to 65,504: give the last layer, {halves[-1]!r}, dtype='float32' "
-        f"and compute the loss in float32, or set PRECISION = 'mixed_bfloat16'. {_REMEDY}"
+        f"and compute the loss in float32, or use 'mixed_bfloat16' (macro PRECISION). {_REMEDY}"
     )
 
 

@@ -32,9 +32,9 @@ def device_errors() -> Iterator[None]:
         reason = _OF_TENSORFLOW.sub("", found[0]).strip().rstrip(".")
         if is_full:
             raise DeviceError(
-                f"A device ran out of memory: {reason}. Raise ACCUMULATION_STEPS, which splits the "
-                "same update into smaller microbatches; lower GLOBAL_BATCH_SIZE; use more devices; "
-                "or keep the data on the host (data_on_device=False of the Trainer)."
+                f"A device ran out of memory: {reason}. Raise accumulation_steps (macro "
+                "ACCUMULATION_STEPS), which splits the same update; lower the global batch size; "
+                "use more devices; or keep data on the host (Trainer.data_on_device=False)."
             ) from error
         raise ConfigError(
             f"--deterministic_ops refuses an operation: {reason}. Replace the operation, or leave "

@@ -79,14 +79,16 @@ def evaluation_pipeline(
       resident: See there.
 
     Raises:
-      DataError: If the data are of another kind, or do not fit.
+      DataError: If the data are of another kind, do not fit, or have no end.
     """
     pipeline = in_order(task, data, argument, train, resident)
-    if hasattr(task, "check"):
-        task.check(pipeline.source)
+    if getattr(pipeline.source, "is_endless", False):
+        pipeline.count_examples()  # raises the error now, and not after the training
     if "" in train:
         check_same_features(train[""].element_spec, pipeline.element_spec)
         check_same_classes(train[""].source, pipeline.source)
+    if hasattr(task, "check"):
+        task.check(pipeline.source)
     return pipeline
 
 
@@ -217,12 +219,10 @@ class Evaluations:
         """
         pipeline = self._own
         if data is not None:
-            argument = "The argument of evaluate"
-            pipeline = evaluation_pipeline(self._task, data, argument, self._train)
+            pipeline = evaluation_pipeline(self._task, data, "The data of evaluate", self._train)
         if pipeline is None:
             raise ConfigError(
-                "The Trainer has no evaluation data. Pass eval_data to its constructor, or data to "
-                "evaluate."
+                "The Trainer has no evaluation data. Pass eval_data to it, or data to evaluate."
             )
         pipeline.count_examples()
         form, is_own = self._loss(pipeline).form, pipeline is self._own
@@ -341,7 +341,7 @@ class Evaluations:
         """
         check_no_text("predict_batches.features", features)
         check_has_outputs(self._task, "predict")
-        pipeline = in_order(self._task, data, "The argument of predict", self._train)
+        pipeline = in_order(self._task, data, "The data of predict", self._train)
         size, total = pipeline.global_batch_size, pipeline.count_examples()
         spec = pipeline.element_spec
         self._check_features(spec, features)

@@ -147,7 +147,7 @@ class Probes:
             raise ConfigError(
                 f"{loss.where} mixes dtypes (layers compute in {', '.join(kinds)}; the features "
                 f"are {given}): {text} Convert outputs with tf.cast(…, 'float32'), or the data "
-                "with .astype('float32'); with PRECISION = 'float64', layers compute in float64."
+                "with .astype('float32'); or compute in float64 (PRECISION, ddl.precision)."
             ) from error
         return loss
 

@@ -224,7 +224,7 @@ class Byol(OneModel):
         return [*self.online.trainable_variables, *self.predictor.trainable_variables]
 
     def step(self, update: Any, batch: Any) -> None:
-        update.minimize(self.agreement, batch, self.trained())
+        update.minimize(self.agreement, batch, [self.online, self.predictor])
         self.center.assign(0.9 * self.center + 0.1 * update.mean(self.targets, batch))
         update.average(self.target, of=self.online, decay=0.9)
 

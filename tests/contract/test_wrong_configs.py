@@ -45,7 +45,7 @@ TYPES = [
 RANGES = [
     ("TRAIN_STEPS = -4", "own.gin:1", "train_steps", "-4"),
     ("TRAIN_STEPS = None", "TRAIN_STEPS", "TRAIN_EPOCHS"),
-    ("TRAIN_EPOCHS = 1", "TRAIN_STEPS = 12", "TRAIN_EPOCHS = 1"),
+    ("TRAIN_EPOCHS = 1", "TRAIN_STEPS", "TRAIN_EPOCHS", "12 and 1"),
     ("EVAL_EVERY = 0", "own.gin:1", "eval_every", "got 0"),
     ("LOG_EVERY = 0", "own.gin:1", "log_every", "got 0"),
     ("SEED = -1", "own.gin:1", "SEED", "-1"),

@@ -72,7 +72,7 @@ class InLoop(Gathering):
     [
         (InStep, {}, "In a step, call it in the loss"),
         (InLoop, {}, "must not be called in a loop"),
-        (Gathering, {"accumulation_steps": 2}, r"Gathering.per_example calls ddl.gather.*= 1"),
+        (Gathering, {"accumulation_steps": 2}, r"Gathering.per_example calls ddl.gather.*to 1;"),
     ],
 )
 def test_misuses_are_refused_at_the_start(task, options, message):

@@ -14,7 +14,7 @@ from tests.processes import forked
 def test_too_little_memory_names_the_remedy():
     """In a graph and eagerly; no machine has 16 EB."""
     big = tf.function(lambda n: tf.reduce_sum(tf.zeros([n, 1 << 30, 1 << 30])))
-    message = r"memory: OOM when allocating tensor with shape.*allocator \w+\. Raise ACCUMULATION_"
+    message = r"memory: OOM when allocating tensor with shape.*allocator \w+\. Raise accumulation_"
     for call in (big, big.python_function):
         with pytest.raises(DeviceError, match=message) as caught, data_errors(), device_errors():
             call(tf.constant(4))

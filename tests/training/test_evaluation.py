@@ -74,7 +74,7 @@ def test_other_features_are_probed_anew(own):
     trainer.evaluate(DATA)
     with pytest.raises(DataError, match="'sample_weight' that Classification does not read"):
         trainer.evaluate({**DATA, "sample_weight": np.ones(30, "f4")})
-    with pytest.raises(DataError, match="The argument of evaluate must be arrays"):
+    with pytest.raises(DataError, match="The data of evaluate must be arrays"):
         trainer.evaluate("eval")
 
 

@@ -145,7 +145,7 @@ class Kept(step_tasks.OneModel):
         update.when(update.step >= 0, draw)
         self.keep(6, update.gradients(self.noisy, batch, same_draws_as=one).norm())
         update.apply(one)
-        update.average(self.slow, of=self.model, decay=0.75)
+        update.average([self.slow], of=[self.model], decay=0.75)
         update.average([self.target], of=[self.source], decay=tf.cast(0 * update.step, tf.float32))
 
 
