@@ -130,9 +130,9 @@ def used():
     return optimizer
 
 
-def frozen():
+def changed(of, name, value):
     made = trainer()
-    made.model.get_layer("logits").trainable = False
+    setattr({"layer": made.model.get_layer("logits"), **vars(made)}[of], name, value)
     return made
 
 
@@ -232,7 +232,8 @@ MISTAKES = [
     ("trainer().predict({'label': Y})", "'image'"),
     ("setattr(trainer(), 'clip_norm', 1.0)", "clip_norm", "new Trainer"),
     ("setattr(trainer(), 'clip_nrom', 1.0)", "clip_nrom", "clip_norm"),
-    ("frozen().train(1)", "trainable", "'logits'"),
+    ("changed('layer', 'trainable', False).train(1)", "trainable", "'logits'"),
+    ("changed('optimizer', 'momentum', 0.9).train(1)", "momentum of SGD", "0.0, got 0.9"),
     ("ddl.fit(DATA, train_steps=1)", "Trainer", "dict"),
     ("ddl.fit(trainer())", "train_steps", "train_epochs"),
     ("ddl.fit(trainer(), train_steps=1, train_epochs=1)", "train_steps", "train_epochs"),
