@@ -168,7 +168,7 @@ class WganGp(OneModel):
     def plain(self, loop: Plain) -> None:
         def critic(loss: Any, rows: Any) -> None:
             variables = self.critic.trainable_variables
-            gradients = loop.gradients(loss, rows, variables)
+            gradients = loop.gradients(loss, rows, [v.value for v in variables])
             gradients[0] += 2 * 0.125 * variables[0]
             loop.apply(tf.clip_by_global_norm(gradients, 0.3)[0], variables, "critic")
 
