@@ -47,7 +47,7 @@ class OwnStep(Own):
         self.made = step
 
     def step(self, update, batch):
-        self.made(self, update, batch)
+        return self.made(self, update, batch)
 
 
 def trainer(task=None, data=DATA, optimizer=None, **arguments):
@@ -219,6 +219,7 @@ MISTAKES = [
     ("train(OwnStep(lambda t, u, b: u.minimize(t.per_exmaple, b)))", "per_exmaple", "per_example"),
     ("train(OwnStep(lambda t, u, b: u.minimize(t.per_example)))", "batch"),
     ("train(OwnStep(lambda t, u, b: None))", "gradients"),
+    ("train(OwnStep(lambda t, u, b: {'norm': 1.0}))", "OwnStep.step must return None", "metrics"),
     ("train(OwnStep(lambda t, u, b: u.apply([1.0])))", "update.gradients"),
     ("train(OwnStep(lambda t, u, b: u.minimize(t.per_example, b['image'])))", "batch['image']"),
     # calls of a trainer, and of ddl.fit
@@ -238,7 +239,6 @@ MISTAKES = [
     ("ddl.fit(trainer())", "train_steps", "train_epochs"),
     ("ddl.fit(trainer(), train_steps=1, train_epochs=1)", "train_steps", "train_epochs"),
     ("ddl.fit(trainer(), train_steps=1, log_every=0)", "log_every", "0"),
-    ("ddl.fit(trainer(), train_steps=2.5)", "train_steps", "2.5"),
     ("ddl.fit(trainer(), train_steps=1, restore_best=True)", "restore_best", "model_dir"),
     ("ddl.fit(trainer(), train_steps=1, profile=(0, 1))", "profile", "model_dir"),
     ("ddl.gather(tf.ones([8]))", "ddl.gather", "loss"),
