@@ -241,8 +241,7 @@ def assign(
         elif value.whole is None:
             value.variable.assign(found, read_value=False)
         else:
-            copies = strategy.experimental_local_results(value.variable)
-            for number, copy in enumerate(copies, first):
+            for number, copy in enumerate(copies_of(value.variable), first):
                 copy.assign(copied_share(found, number, replicas))
     return tensors
 

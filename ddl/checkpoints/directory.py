@@ -185,12 +185,11 @@ class CheckpointDirectory:
 
     def damage_of(self, saved: SavedCheckpoint) -> str:
         """Reads a checkpoint with all its checksums; returns what is damaged, or ""."""
-        values = saved.metadata.values
         try:
             with reading(saved.prefix) as reader:
                 if reader.get_tensor(_JSON).decode() != saved.text:
                     return "its JSON file is missing or was changed"
-                digest = digest_of(values, reader.get_tensor)
+                digest = digest_of(saved.metadata.values, reader.get_tensor)
         except Exception as error:  # TensorFlow raises errors of many kinds here
             return str(error).partition("\n")[0].partition(" [Op:")[0] or type(error).__name__
         return "" if digest == saved.metadata.sha256 else "its values have another digest"

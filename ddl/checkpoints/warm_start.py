@@ -13,13 +13,18 @@ from ddl.checkpoints.directory import CheckpointDirectory, SavedCheckpoint, read
 from ddl.errors import ConfigError
 from ddl.optimizers.weight_average import AVERAGE_PREFIX, WeightAverages
 
+_PART = re.compile(r"(?<![^/])([^/]+?)(?:_(\d+))?(?![^/])")
+"""A part of a path, and its number."""
+
 
 @dataclasses.dataclass(frozen=True)
 class WarmStart:
     """The choice of weights to read from another model's checkpoint, and of their names there.
 
     A weight's name is its path in the model, such as `conv_1/kernel`, without the model's own
-    name. `--dry_run` prints the matches. A weight and its source must have the same shape.
+    name. Keras numbers layers without a name through a process; if that lets more weights match,
+    and without `rename`, each kind is numbered anew. `--dry_run` prints the matches. A weight and
+    its source must have the same shape.
 
     Attributes:
       checkpoint: A model directory or a folder of checkpoints of ddl, whose newest readable
@@ -74,6 +79,9 @@ class WarmStart:
         matching = [name for name in here if re.match(self.include, name)]
         sources = {n: re.sub(*self.rename, n) if self.rename else n for n in matching}
         read = {name: source for name, source in sources.items() if source in there}
+        anew, found = _numbered_anew(here), _numbered_anew(there)
+        alike = {n: found[key] for key, n in anew.items() if n in sources and key in found}
+        read = alike if not self.rename and len(alike) > len(read) else read
         if not read:
             raise ConfigError(
                 f"{self}: at least one weight of {saved} ({some(list(there)) or 'none'}) must "
@@ -118,6 +126,13 @@ def _find(path: str) -> SavedCheckpoint:
         "WarmStart.checkpoint must be a model directory, a folder of checkpoints, or the path of a "
         f"readable checkpoint of ddl, such as runs/a/checkpoints/step-100, got {path!r}."
     )
+
+
+def _numbered_anew(names: Iterable[str]) -> dict[str, str]:
+    """Returns names by those of a process that makes no other layers first."""
+    parts = [(kind, int(number or 0)) for name in names for kind, number in _PART.findall(name)]
+    lowest = dict(sorted(parts, reverse=True))  # the smallest number of a kind comes last
+    return {_PART.sub(lambda x: f"{x[1]}_{int(x[2] or 0) - lowest[x[1]]}", n): n for n in names}
 
 
 def _by_name(named: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:

@@ -1,6 +1,7 @@
 """Checks of the layers of a task: that they compute each row alone, and train what they did."""
 
-from collections.abc import Collection, Iterable
+import inspect
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import keras
 import numpy as np
@@ -95,15 +96,27 @@ def _draws(layer: keras.layers.Layer) -> bool:
     return hasattr(layer, "seed_generator") and rates != [0.0, 0.0]
 
 
-class TrainedVariables:
-    """The choice of trained variables, as it was when the trainer was created."""
+class FixedValues:
+    """The choice of trained variables, and numbers in attributes, as the traced loop holds them."""
 
-    def __init__(self, layers: Iterable[keras.layers.Layer]):
-        """Records the choice of the layers of the trainer's task."""
+    def __init__(
+        self, task: object, layers: list[keras.layers.Layer], optimizers: Mapping[str, object]
+    ):
+        """Records those of a task, its layers and the optimizers, when the trainer is created."""
         self._were = [(layer, _trained(layer)) for layer in layers]
+        holders = (task, *layers, *optimizers.values())
+        self._numbers = [(one, *given) for one in holders for given in _numbers_of(one)]
 
     def check(self) -> None:
-        """Raises ConfigError if a layer or model now trains other variables."""
+        """Raises ConfigError if a layer now trains other variables, or a number has changed."""
+        for holder, name, given in self._numbers:
+            now = getattr(holder, name, None)
+            if now is not given and repr(now) != repr(given):
+                raise ConfigError(
+                    f"Changing {name} of {type(holder).__name__} has no effect: the traced loop "
+                    f"keeps {given!r:.80}, got {now!r:.80}. Make it a tf.Variable of the task and "
+                    "assign to that, or create a new Trainer with a new optimizer."
+                )
         for layer, was in reversed(self._were):  # a layer before the model that holds it
             if was != (now := _trained(layer)):
                 raise ConfigError(
@@ -111,6 +124,16 @@ class TrainedVariables:
                     f"{was!r:.80} when the trainer was created, and is now {now!r:.80}. Create a "
                     "new Trainer with a new optimizer."
                 )
+
+
+def _numbers_of(holder: object) -> Iterator[tuple[str, float]]:
+    """Yields numbers in public attributes by name; of Keras's objects those given to `__init__`."""
+    is_keras = isinstance(holder, keras.layers.Layer | keras.optimizers.Optimizer)
+    arguments = inspect.signature(type(holder).__init__).parameters if is_keras else ()
+    for name, value in getattr(holder, "__dict__", {}).items():
+        is_given = name in arguments if is_keras else not name.startswith("_")
+        if is_given and isinstance(value, int | float):
+            yield name, value
 
 
 def _trained(layer: keras.layers.Layer) -> tuple[bool, list[str]]:

@@ -87,8 +87,8 @@ class Update:
         """Runs the task's step.
 
         Raises:
-          ConfigError: If the step misuses a verb, branches on a tensor in Python, or makes
-            variables; names the line.
+          ConfigError: If the step misuses a verb, branches on a tensor in Python, makes
+            variables or returns a value; names the line.
         """
 
         def refuse(create: Callable[..., Any], **arguments: Any) -> Any:
@@ -99,7 +99,8 @@ class Update:
 
         try:
             with self._draws.forward(), tf.variable_creator_scope(refuse):
-                self._task.step(self, self._batches.get("", self._batches))
+                if self._task.step(self, self._batches.get("", self._batches)) is not None:
+                    raise ConfigError(f"{self._where} must return None. Its losses return metrics.")
         except Exception as error:
             message = str(error) if isinstance(error, ConfigError) else self._meaning(error)
             if message is None:

@@ -19,8 +19,8 @@ def device_errors() -> Iterator[None]:
 
     Raises:
       DeviceError: If a device ran out of memory in the `with` block.
-      ConfigError: If an operation has no deterministic kernel although `--deterministic_ops` is
-        given.
+      ConfigError: If an operation has no deterministic kernel although operations must be
+        deterministic.
     """
     try:
         yield
@@ -37,6 +37,6 @@ def device_errors() -> Iterator[None]:
                 "use more devices; or keep data on the host (Trainer.data_on_device=False)."
             ) from error
         raise ConfigError(
-            f"--deterministic_ops refuses an operation: {reason}. Replace the operation, or leave "
-            "the flag out: then runs on GPUs repeat up to rounding."
+            f"Deterministic operations refuse one: {reason}. Replace it, or leave out "
+            "--deterministic_ops (enable_op_determinism): then runs on GPUs repeat up to rounding."
         ) from error

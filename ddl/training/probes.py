@@ -24,7 +24,7 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
 import keras
@@ -56,7 +56,7 @@ from ddl.step.metric_sums import MetricSums, check_dimensions, check_output, ten
 from ddl.step.moving_statistics import allow_replica_writes
 from ddl.step.rows import tables_in
 from ddl.tasks.gather import Gathered, positions_of
-from ddl.tasks.parts import layers_of, models_of, variables_of
+from ddl.tasks.parts import copies_of, layers_of, variables_of
 from ddl.tasks.task import (
     LossFunction,
     PerExample,
@@ -265,11 +265,12 @@ class Probe:
         layers = layers_of(self.loss.task)
         if not all(layer.built for layer in layers):
             features = {k: tf.zeros(v.shape, v.dtype) for k, v in self.specs(_FOUR).items()}
-            outside = tf.variable_creator_scope(_made_outside)
-            unchanged = restoring(variables_of([self.loss.task, *layers]))
             # The traces that follow raise the errors of the task.
-            with suppress(Exception), unchanged, outside, self.microbatch(4, 4, None).forward():
-                self.loss.function(features, self.training)
+            with suppress(Exception), ExitStack() as stack, self.microbatch(4, 4, None).forward():
+                stack.enter_context(restoring(self._variables()))
+                made = functools.partial(_made_outside, stack)
+                with tf.variable_creator_scope(made):
+                    self.loss.function(features, self.training)
             self.kept.clear()
         layers = layers_of(self.loss.task)
         take_over_moments(layers)
@@ -297,9 +298,7 @@ class Probe:
         else:
             raise errors[0]
         if rows != _EIGHT:
-            logging.warning(
-                "%s takes %d rows alone, so the check of rows did not run.", where, rows
-            )
+            logging.warning("%s takes %d rows alone: the check of rows did not run.", where, rows)
         graph = first.function.graph
         if states_of_generators(self.loss.task) != before:
             check_python_draws(where, self.loss.task, lambda: self.traced(rows).function.graph)
@@ -408,8 +407,7 @@ class Probe:
         check_are_means(self.loss.where, of_eight, of_four, max(tolerance, 1e-4))
 
     def _variables(self) -> list[tf.Variable]:
-        models = models_of(self.loss.task).values()
-        return variables_of([self.loss.task, *models, *layers_of(self.loss.task)])
+        return variables_of([self.loss.task, *layers_of(self.loss.task)])
 
     def _run(self, one: _Pass, rows: _Features, places: Any, mask: Any = None) -> _Values:
         """Returns a pass's values of some rows by name; restores the variables that it writes."""
@@ -458,10 +456,12 @@ def _differences(
     return found
 
 
-def _made_outside(create: Callable[..., Any], **arguments: Any) -> Any:
-    """Makes a variable outside of the pass: initial weights do not depend on rows."""
+def _made_outside(stack: ExitStack, create: Callable[..., Any], **arguments: Any) -> Any:
+    """Makes a variable outside of the pass, which thus changes neither weights nor counters."""
     with microbatch.none():
-        return create(**arguments)
+        variable = create(**arguments)
+    stack.enter_context(restoring(copies_of(variable)))
+    return variable
 
 
 def _refuse(where: str, create: Callable[..., Any], **arguments: Any) -> Any:

@@ -9,7 +9,7 @@ import tensorflow as tf
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError
-from ddl.layers.checks import TrainedVariables
+from ddl.layers.checks import FixedValues
 from ddl.optimizers.weight_average import WeightAverages, restoring
 from ddl.step.state import TrainingState
 from ddl.step.train_step import TrainStep
@@ -87,7 +87,7 @@ class LoopRunner:
       state: The state that the last loop reached, or that was restored since.
       loop: The training loop.
       stop: Whether a loop must end. May be assigned from any thread.
-      trained: The choice of trained variables, which stays as it is.
+      fixed: The choice of trained variables and other settings, which stay as they are.
       weights: The weights for evaluation, which must not stay in the model.
     """
 
@@ -111,7 +111,7 @@ class LoopRunner:
             self.loop = CoordinatedLoop(train_step, self.state)
         else:
             self.loop = TrainingLoop(train_step, max_skipped_updates, self.stop)
-        self.trained = TrainedVariables(layers_of(train_step.task))
+        self.fixed = FixedValues(train_step.task, layers_of(train_step.task), train_step.optimizers)
         self.weights = EvaluationWeights(train_step.averages, train_step.task)
         self._has_run = self._is_busy = False
         self._train_step, self._workers, self._pace = train_step, workers, pace
@@ -144,7 +144,7 @@ class LoopRunner:
                     for function in after_loop:
                         function(self.step)
                     if after_loop:
-                        self.trained.check()
+                        self.fixed.check()
                         self.weights.check_not_applied()
                 if self._workers.any(bool(self.stop.read())):
                     self.stop.assign(False)

@@ -284,7 +284,7 @@ class Trainer:
             self.count_examples()
         end = self.step + length_in_steps(steps, epochs, self.steps_per_epoch)
         self.check_consistent()
-        self._runner.trained.check()
+        self._runner.fixed.check()
         with (
             deferring_interrupt(self.request_stop, self.withdraw_stop),
             shown(end, progress and self._workers.is_chief, self.peek_metrics) as bars,

@@ -27,6 +27,9 @@ class Mute:
     pass
 
 
+gin.constant("items.LIMIT", 7)
+
+
 @gin.constants_from_enum(module="items")
 class Color(enum.Enum):
     RED = 1

@@ -53,9 +53,7 @@ def test_a_wrong_type_is_named_before_anything_is_built(load, line, message):
         "Trial.steps = None",
         "Trial.factor = None",
         "Trial.shape = ()",
-        "Trial.names = ['a', 'b']",
         "Trial.judge = @Lenient()",
-        "Trial.schedule = @halving",
         "Trial.kind = @Lenient",
         "Trial.other = [@tower(), @tower, {'a': %items.Color.RED}]",
     ],
@@ -65,9 +63,9 @@ def test_a_right_type_passes(load, line):
     config.build("Trial")
 
 
-def test_constants_of_an_enum(load):
-    load("Trial.other = %Color.RED")
-    assert config.build("Trial").values["other"] is Color.RED
+def test_constants_of_gin_and_of_an_enum(load):
+    load("Trial.other = [%Color.RED, %LIMIT, %items.LIMIT]")
+    assert config.build("Trial").values["other"] == [Color.RED, 7, 7]
     with pytest.raises(ConfigError, match="%Color.BLUE is not defined"):
         load("Trial.other = %Color.BLUE")
 

@@ -76,7 +76,7 @@ class Plain:
             mean = total / weight.sum()
         if counts:
             self._sums[loss.__name__] += [total.numpy(), weight.sum()]
-        return tape.gradient(mean, variables)
+        return tape.gradient(mean, variables, unconnected_gradients="zero")
 
     def apply(self, gradients: Any, variables: Any, optimizer: str | None = None) -> None:
         self._optimizers[optimizer].apply(gradients, variables)
@@ -120,8 +120,9 @@ class OneModel:
 class WganGp(OneModel):
     """Gulrajani et al. 2017: two turns of the critic, each with a batch of its own.
 
-    Every second step also applies the gradient of the penalty, as Karras et al. 2020. Two models
-    and optimizers; the critic has a weight penalty and a limit of the norm.
+    Every second step also applies the gradient of the penalty, as Karras et al. 2020, which does
+    not reach the last bias. Two models and optimizers; the critic has a weight penalty and a limit
+    of the norm.
     """
 
     trainer = MappingProxyType({"clip_norm": {"generator": None, "critic": 0.3}})
@@ -148,7 +149,7 @@ class WganGp(OneModel):
             tape.watch(mixed)
             score = self.critic(mixed, training=training)
         slope = tf.sqrt(tf.reduce_sum(tf.square(tape.gradient(score, mixed)), 1) + 1e-12)
-        return ddl.PerExample(10.0 * tf.square(slope - 1) + 0.1 * tf.square(score[:, 0]))
+        return ddl.PerExample(10.0 * tf.square(slope - 1))
 
     def fools(self, features: Any, training: bool) -> ddl.PerExample:
         fake = self.generator(features["noise"], training=training)
@@ -167,7 +168,7 @@ class WganGp(OneModel):
     def plain(self, loop: Plain) -> None:
         def critic(loss: Any, rows: Any) -> None:
             variables = self.critic.trainable_variables
-            gradients = loop.gradients(loss, rows, variables)
+            gradients = loop.gradients(loss, rows, [v.value for v in variables])
             gradients[0] += 2 * 0.125 * variables[0]
             loop.apply(tf.clip_by_global_norm(gradients, 0.3)[0], variables, "critic")
 

@@ -128,8 +128,8 @@ class Passes(ddl.Supervised):
     """Counts its passes in a variable of its own, and in a layer's."""
 
     def __init__(self):
-        layers = [keras.Input((3,)), Counting(), keras.layers.Dense(1)]
-        super().__init__(keras.Sequential(layers), "mse")
+        model = keras.Sequential([Counting(), keras.layers.Dense(1)])  # built by a pass of ddl
+        super().__init__(model, "mse")
         self.seen = tf.Variable(0.0, trainable=False)
 
     def per_example(self, features, training):

@@ -11,9 +11,10 @@ from tests.contract.builders import build, make_trainer
 from tests.contract.step_tasks import BATCH, ROWS, Plain, batches
 
 STEPS = 5
-TWO, FOUR = ("mirrored", 2), ("mirrored", 4)
+ONE, TWO, FOUR = ("one_device", 1), ("mirrored", 2), ("mirrored", 4)
 
 CASES = [
+    (step_tasks.WganGp, ONE, 1),
     (step_tasks.WganGp, TWO, 2),
     (step_tasks.Sam, TWO, 1),
     (step_tasks.Byol, TWO, 1),

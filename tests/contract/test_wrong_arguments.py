@@ -48,7 +48,7 @@ class OwnStep(Own):
         self.made = step
 
     def step(self, update, batch):
-        self.made(self, update, batch)
+        return self.made(self, update, batch)
 
 
 def trainer(task=None, data=DATA, optimizer=None, **arguments):
@@ -131,9 +131,9 @@ def used():
     return optimizer
 
 
-def frozen():
+def changed(of, name, value):
     made = trainer()
-    made.model.get_layer("logits").trainable = False
+    setattr({"layer": made.model.get_layer("logits"), **vars(made)}[of], name, value)
     return made
 
 
@@ -219,6 +219,7 @@ MISTAKES = [
     ("train(OwnStep(lambda t, u, b: u.minimize(t.per_exmaple, b)))", "per_exmaple", "per_example"),
     ("train(OwnStep(lambda t, u, b: u.minimize(t.per_example)))", "batch"),
     ("train(OwnStep(lambda t, u, b: None))", "gradients"),
+    ("train(OwnStep(lambda t, u, b: {'norm': 1.0}))", "OwnStep.step must return None", "metrics"),
     ("train(OwnStep(lambda t, u, b: u.apply([1.0])))", "update.gradients"),
     ("train(OwnStep(lambda t, u, b: u.minimize(t.per_example, b['image'])))", "batch['image']"),
     # calls of a trainer, and of ddl.fit
@@ -232,12 +233,12 @@ MISTAKES = [
     ("trainer().predict({'label': Y})", "'image'"),
     ("setattr(trainer(), 'clip_norm', 1.0)", "clip_norm", "new Trainer"),
     ("setattr(trainer(), 'clip_nrom', 1.0)", "clip_nrom", "clip_norm"),
-    ("frozen().train(1)", "trainable", "'logits'"),
+    ("changed('layer', 'trainable', False).train(1)", "trainable", "'logits'"),
+    ("changed('optimizer', 'momentum', 0.9).train(1)", "momentum of SGD", "0.0, got 0.9"),
     ("ddl.fit(DATA, train_steps=1)", "Trainer", "dict"),
     ("ddl.fit(trainer())", "train_steps", "train_epochs"),
     ("ddl.fit(trainer(), train_steps=1, train_epochs=1)", "train_steps", "train_epochs"),
     ("ddl.fit(trainer(), train_steps=1, log_every=0)", "log_every", "0"),
-    ("ddl.fit(trainer(), train_steps=2.5)", "train_steps", "2.5"),
     ("ddl.fit(trainer(), train_steps=1, restore_best=True)", "restore_best", "model_dir"),
     ("ddl.fit(trainer(), train_steps=1, profile=(0, 1))", "profile", "model_dir"),
     ("ddl.gather(tf.ones([8]))", "ddl.gather", "loss"),
