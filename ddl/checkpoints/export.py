@@ -42,8 +42,9 @@ def export_model(
         if place.is_file():
             raise NotADirectoryError(f"{place} is a file, not a directory")
         place.parent.mkdir(parents=True, exist_ok=True)
-        prefix = f"{place.name}.partial-"
-        with tempfile.TemporaryDirectory(dir=place.parent, prefix=prefix) as folder:
+        with tempfile.TemporaryDirectory(
+            dir=place.parent, prefix=f"{place.name}.partial-"
+        ) as folder:
             partial = Path(folder, place.name)
             partial.mkdir()
             model.save(partial / "model.keras")
