@@ -21,7 +21,6 @@ RUN = ("--gin_file=a.gin", "--model_dir=runs/a")
         (["--num_workers=2", *RUN], "Unknown command line flag 'gin_file'"),
         (["--", *RUN], "--num_workers is required. Pass a number"),
         (["--num_workers=0", "--", *RUN], "--num_workers=0"),
-        (["--num_worker=2", "--", *RUN], "'num_worker'. Did you mean: num_workers"),
         (["--num_workers=2", "--", "--gin_fil=a.gin"], "'gin_fil'. Did you mean: gin_file"),
         (["--num_workers=2", "--", RUN[0]], "--model_dir is required"),
         (["--num_workers=2", "--", *RUN, "--gpus=x"], "--gpus must be"),

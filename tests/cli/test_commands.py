@@ -5,7 +5,7 @@ import os
 import pytest
 from absl import flags
 
-from ddl import main, output
+from ddl import main
 from ddl.cli.commands import exiting_on_errors, parse
 from ddl.cli.flags import main_flags
 from ddl.errors import ConfigError, TrainingDiverged, WorkerLost
@@ -21,8 +21,6 @@ def without_end_of_the_process(monkeypatch):
         raise Left(status)
 
     monkeypatch.setattr(os, "_exit", leave)
-    # What a command sets for its process.
-    monkeypatch.setattr(output, "_program", output._program)
 
 
 def parsed(*arguments):
