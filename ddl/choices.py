@@ -53,10 +53,10 @@ def check_seed(value: int | None) -> None:
 def check_types(
     function: Callable[..., Any], given: Mapping[str, Any], checked_elsewhere: Sequence[str]
 ) -> None:
-    """Raises ConfigError if an option of the Trainer has another type than its annotation.
+    """Raises ConfigError if an argument has another type than its annotation.
 
     Args:
-      function: The constructor, for its annotations.
+      function: The function or constructor, for its name and annotations.
       given: Its arguments by name.
       checked_elsewhere: Names of arguments to leave out.
     """
@@ -70,4 +70,5 @@ def check_types(
             typeguard.check_type(value, kind)
             if not isinstance(value, bool) or "bool" in wanted:
                 continue
-        raise ConfigError(f"Trainer.{name} must be {wanted}, got {value!r:.80}.")
+        owner = function.__qualname__.removesuffix(".__init__")
+        raise ConfigError(f"{owner}.{name} must be {wanted}, got {value!r:.80}.")

@@ -5,6 +5,7 @@ import dataclasses
 import gc
 import itertools
 import os
+import signal
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -35,10 +36,15 @@ gc.set_threshold(10_000, 20, 20)
 
 @pytest.fixture(autouse=True)
 def _left_as_it_was(monkeypatch):
-    """Restores Keras's precision and the name under which this process speaks; frees graphs."""
+    """Restores Keras's precision and the name under which this process speaks; frees graphs.
+
+    Handles SIGINT as Python does, which a shell that starts the tests in the background ignores.
+    """
     monkeypatch.setattr(output, "_program", output._program)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     began = time.monotonic()
     yield
+    signal.signal(signal.SIGINT, before)
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy("float32")
     if time.monotonic() - began > 1.0:  # the test traced something

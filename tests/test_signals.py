@@ -10,26 +10,7 @@ import pytest
 from ddl.signals import StopSignals, deferring_interrupt
 
 
-@pytest.fixture(autouse=True)
-def _python_answers_interrupts():
-    """A shell that starts the tests in the background ignores SIGINT, and Python keeps that."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-def test_the_first_signal_is_noted_and_answered():
-    answered = threading.Event()
-    before = signal.getsignal(signal.SIGTERM)
-    with StopSignals(answered.set) as stop:
-        assert stop.received is None
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert answered.wait(60)
-        assert stop.received is signal.SIGTERM
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_is_noted_while_python_waits_for_a_call():
+def test_a_signal_is_noted_while_python_waits_for_a_call():
     """As while TensorFlow trains: the main thread gets to no instruction of its own."""
     library, mutex, seen = ctypes.CDLL(None), ctypes.create_string_buffer(64), []
 

@@ -7,6 +7,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import keras
@@ -16,6 +17,7 @@ from absl import logging
 
 from ddl.checkpoints import contents, directory
 from ddl.checkpoints.directory import Retention, SavedCheckpoint
+from ddl.data.stream import Stream
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.tasks.parts import layers_of
@@ -237,9 +239,7 @@ class Checkpoints:
         """Returns the requested checkpoint."""
         saved = self.saved()
         if checkpoint == "best" and self.retention.best_metric is None:
-            raise ConfigError(
-                "The best checkpoint needs Retention.best_metric, got None. Set it in the config."
-            )
+            raise ConfigError("The best checkpoint needs Retention.best_metric, got None. Set it.")
         if checkpoint == "latest":
             found = self._directory.newest(self.report)
         else:
@@ -275,8 +275,7 @@ class Checkpoints:
         self.wait()
         with self._workers.failing_together():
             saved = find() if self._workers.is_chief else None
-        step = self._workers.broadcast(-1 if saved is None else saved.step)
-        if step < 0:
+        if (step := self._workers.broadcast(-1 if saved is None else saved.step)) < 0:
             return None
         with self._workers.failing_together():
             saved = saved or self._readable(step)
@@ -291,12 +290,11 @@ class Checkpoints:
 
     def _is_at(self, saved: SavedCheckpoint) -> bool:
         """Returns whether the chief's trainer is at a checkpoint, and those of all are whole."""
-        is_at = _HELD.get(self.trainer) == saved.text and self.trainer.step == saved.step
-        is_at = is_at or not self._workers.is_chief
-        try:
+        is_at = False
+        with suppress(ConfigError):
             self.trainer.check_consistent()
-        except ConfigError:
-            is_at = False
+            is_held = _HELD.get(self.trainer) == saved.text and self.trainer.step == saved.step
+            is_at = is_held or not self._workers.is_chief
         return not self._workers.any(not is_at)
 
     def _assign(self, saved: SavedCheckpoint, parts: tuple[str, ...], failure: str = "") -> None:
@@ -328,8 +326,9 @@ def _position_of(trainer: Trainer) -> dict[str, int | None]:
     found: dict[str, int | None] = {}
     for number, (name, one) in enumerate(trainer.pipelines.items(), 1):
         of = f" of source {number} ({name})" if name else ""  # the first one counts the epochs
-        for what in ("global_batch_size", "num_examples", "batches_per_update"):
-            found[f"{what.replace('_', ' ')}{of}"] = getattr(one, what)
+        examples = f"{'counted' if isinstance(one.source, Stream) else 'number of'} examples{of}"
+        found |= {f"global batch size{of}": one.global_batch_size, examples: one.num_examples}
+        found[f"batches per update{of}"] = one.batches_per_update
         digest = getattr(getattr(one.source, "items", None), "digest", None)
         found[f"digest of lengths of documents, packed.seed and NumPy's version{of}"] = digest
     return found
@@ -338,5 +337,7 @@ def _position_of(trainer: Trainer) -> dict[str, int | None]:
 def _position_differs(saved: SavedCheckpoint, trainer: Trainer) -> str:
     """Returns how steps or data positions mean something else here; "" if they do not."""
     was, now = saved.metadata.position, _position_of(trainer)
-    changed = [label for label in {**was, **now} if was.get(label) != now.get(label)]
-    return contents.some([f"its {x} is {was.get(x)}, expected {now.get(x)}" for x in changed], 3)
+    both = [(label, was.get(label), now.get(label)) for label in {**was, **now}]
+    # A stream is counted only for a length in epochs.
+    changed = [x for x in both if x[1] != x[2] and not (x[0].startswith("counted") and None in x)]
+    return contents.some([f"its {x} is {a}, expected {b}" for x, a, b in changed], 3)

@@ -26,8 +26,6 @@ Entries: TypeAlias = Mapping[str, Entry]
 SEED_STATE = "seed_generator_state"
 """End of the path of the state of a generator of Keras's random layers."""
 
-_WITH_VARIABLES = (keras.metrics.Metric, keras.optimizers.Optimizer)
-_WITH_A_STATE = (keras.random.SeedGenerator, tf.random.Generator)
 _ON_READ = tf.VariableSynchronization.ON_READ  # each replica has a value, and all are summed
 
 _NUMBER = re.compile(r"_\d+(?=[/_])|(?<=\bvariable)_\d+")
@@ -115,9 +113,9 @@ def _within(item: object, path: str, seen: set[int]) -> Iterator[tuple[str, tf.V
         for layer in layers:  # metrics, and variables of TensorFlow, which Keras does not track
             own = {k: v for k, v in attributes_of(layer).items() if not k.startswith("_self_")}
             yield from _within(own, layer.path or layer.name, seen)
-    elif isinstance(item, _WITH_VARIABLES):
+    elif isinstance(item, keras.metrics.Metric | keras.optimizers.Optimizer):
         yield from _within(item.variables, path, seen)
-    elif isinstance(item, _WITH_A_STATE):
+    elif isinstance(item, keras.random.SeedGenerator | tf.random.Generator):
         yield from _within(item.state, path, seen)
     elif isinstance(item, tf.Module) or hasattr(item, "per_example"):
         seen.add(id(item))

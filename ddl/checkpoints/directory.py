@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import tensorflow as tf
 from absl import logging
@@ -25,9 +25,6 @@ from ddl.checkpoints.contents import Entries, digest_of
 from ddl.choices import check_count
 from ddl.errors import ModelDirectoryError
 from ddl.figures import Direction, direction_of
-
-Report: TypeAlias = Callable[[str], None]
-"""Takes a message for the user."""
 
 _JSON = "json"  # key of the JSON text in TensorFlow's file
 _FILE = re.compile(r"step-(?P<step>\d+)\.(?P<ending>index|json|partial|data-\d+-of-\d+)")
@@ -150,7 +147,7 @@ class CheckpointDirectory:
         return SavedCheckpoint(step, prefix, metadata, text)
 
     def newest(
-        self, report: Report = logging.warning, moves: bool = False
+        self, report: Callable[[str], None] = logging.warning, moves: bool = False
     ) -> SavedCheckpoint | None:
         """Returns the newest readable checkpoint, if any.
 
@@ -166,9 +163,9 @@ class CheckpointDirectory:
             if not (damage := self.damage_of(saved)):
                 for each, why in damaged.items():
                     report(f"{each} is damaged: {why}. The checkpoint before it is used.")
-                    if moves:
+                    with naming(str(each)):
                         # The index last: files without an index count as left over.
-                        for path in reversed(self._files()[each.step].values()):
+                        for path in reversed(self._files()[each.step].values()) if moves else ():
                             os.replace(path, f"{path}.damaged")
                 return saved
             if "index" not in self._files().get(saved.step, ()):
@@ -184,15 +181,18 @@ class CheckpointDirectory:
         return None
 
     def damage_of(self, saved: SavedCheckpoint) -> str:
-        """Reads a checkpoint with all its checksums; returns what is damaged, or ""."""
-        try:
-            with reading(saved.prefix) as reader:
-                if reader.get_tensor(_JSON).decode() != saved.text:
-                    return "its JSON file is missing or was changed"
-                digest = digest_of(saved.metadata.values, reader.get_tensor)
-        except Exception as error:  # TensorFlow raises errors of many kinds here
-            return str(error).partition("\n")[0].partition(" [Op:")[0] or type(error).__name__
-        return "" if digest == saved.metadata.sha256 else "its values have another digest"
+        """Reads a checkpoint with all its checksums; returns what is damaged, or "".
+
+        Raises:
+          ModelDirectoryError: If the system fails to read a file, whose content may be whole.
+        """
+        if not _damage_of(saved):
+            return ""
+        with naming(str(saved)):
+            for path in self._files().get(saved.step, {}).values():
+                with suppress(FileNotFoundError, IsADirectoryError):
+                    shutil.copyfile(path, os.devnull)
+        return _damage_of(self.at(saved.step))  # a failure of the system may have passed
 
     def write(self, step: int, tensors: Mapping[str, tf.Tensor], metadata: Metadata) -> None:
         """Writes a checkpoint; replaces one of the same step.
@@ -231,8 +231,9 @@ class CheckpointDirectory:
                     os.replace(path, self.path / path.name)
                 sync(self.path)
                 # For `tf.train.latest_checkpoint`; ddl does not read it.
-                latest = f'model_checkpoint_path: "step-{step}"\n'
-                write_atomically(self.path / "checkpoint", latest)
+                write_atomically(
+                    self.path / "checkpoint", f'model_checkpoint_path: "step-{step}"\n'
+                )
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
@@ -265,6 +266,17 @@ class CheckpointDirectory:
             if name := _FILE.fullmatch(file):
                 found.setdefault(int(name["step"]), {})[name["ending"]] = self.path / file
         return found
+
+
+def _damage_of(saved: SavedCheckpoint) -> str:
+    try:
+        with reading(saved.prefix) as reader:
+            if reader.get_tensor(_JSON).decode() != saved.text:
+                return "its JSON file is missing or was changed"
+            digest = digest_of(saved.metadata.values, reader.get_tensor)
+    except Exception as error:  # TensorFlow raises errors of many kinds here
+        return str(error).partition("\n")[0].partition(" [Op:")[0] or type(error).__name__
+    return "" if digest == saved.metadata.sha256 else "its values have another digest"
 
 
 @contextmanager

@@ -24,9 +24,10 @@ def export_model(
     Args:
       model: A built model. Layers of ddl, as in `ddl.models.gpt`, need an `import ddl.layers` where
         the .keras file is loaded.
-      directory: Folder for `model.keras` and `saved_model/`. An earlier export stays until the new
-        one is complete and on disk. A kill leaves a folder `<directory>.partial-…`; between two
-        renames it holds both exports. Two processes must not export to one folder at once.
+      directory: Folder for `model.keras` and `saved_model/`, which holds nothing else. An earlier
+        export stays until the new one is complete and on disk. A kill leaves a folder
+        `<directory>.partial-…`; between two renames it holds both exports. Two processes must not
+        export to one folder at once.
       signature: Inputs of the SavedModel, as `keras.Model.export` takes them. None: those that
         Keras knows; of a subclassed model it knows the shapes, and takes all for floats.
 
@@ -35,12 +36,14 @@ def export_model(
 
     Raises:
       ConfigError: If Keras cannot tell the constructor arguments of a class of the model.
-      ModelDirectoryError: If the export cannot be written, or `directory` is a file.
+      ModelDirectoryError: If the export cannot be written, or would replace other files.
     """
     place = Path(os.path.realpath(directory))  # keep a link, and replace its target
     try:
         if place.is_file():
             raise NotADirectoryError(f"{place} is a file, not a directory")
+        if others := {path.name for path in place.glob("*")} - {"model.keras", "saved_model"}:
+            raise FileExistsError(f"it would replace {place}, which holds {min(others)}, too")
         place.parent.mkdir(parents=True, exist_ok=True)
         prefix = f"{place.name}.partial-"
         with tempfile.TemporaryDirectory(dir=place.parent, prefix=prefix) as folder:

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from ddl.checkpoints.contents import SEED_STATE, paths_of, some
-from ddl.checkpoints.directory import CheckpointDirectory, SavedCheckpoint, reading
+from ddl.checkpoints.directory import CheckpointDirectory, SavedCheckpoint, naming, reading
 from ddl.errors import ConfigError
 from ddl.optimizers.weight_average import AVERAGE_PREFIX, WeightAverages
 
@@ -55,6 +55,20 @@ class WarmStart:
                 f"(expression, replacement), got {self.include!r} and {self.rename!r}: {error}."
             ) from error
 
+    def find(self) -> SavedCheckpoint:
+        """Returns the checkpoint to read. Raises errors as `apply` does."""
+        path = self.checkpoint
+        for folder in (path, os.path.join(path, "checkpoints")):
+            if (newest := CheckpointDirectory(folder).newest()) is not None:
+                return newest
+        there, step = CheckpointDirectory(os.path.dirname(path)), path.rpartition("/step-")[2]
+        if step.isdigit() and not there.damage_of(saved := there.at(int(step))):
+            return saved
+        raise ConfigError(
+            "WarmStart.checkpoint must be a model directory, a folder of checkpoints, or the path "
+            f"of a readable checkpoint, such as runs/a/checkpoints/step-100, got {path!r}."
+        )
+
     def apply(self, model: keras.Model, averages: WeightAverages | None = None) -> str:
         """Assigns the matching weights to the model. Eager, cross-replica context.
 
@@ -72,8 +86,8 @@ class WarmStart:
           ModelDirectoryError: If all checkpoints of a folder are damaged.
         """
         named = [(v.path, v) for v in model.weights] if self.averaged else paths_of(model)
-        saved, here = _find(self.checkpoint), _by_name(named)
-        part = "averages/" if self.averaged else "model/"
+        saved, here = self.find(), _by_name(named)
+        part, digest = "averages/" if self.averaged else "model/", saved.metadata.sha256[:8]
         entries = {k: e for k, e in saved.metadata.values.items() if k.startswith(part)}
         there = _by_name((e[0].removeprefix(AVERAGE_PREFIX), k) for k, e in entries.items())
         matching = [name for name in here if re.match(self.include, name)]
@@ -99,33 +113,19 @@ class WarmStart:
                     f"WarmStart: {source} in {saved} must have the shape of {name} in this model, "
                     f"{ours}, got {theirs}. Exclude it by WarmStart.include, such as '(?!logits)'."
                 )
-        with reading(saved.prefix) as reader:
+        with naming(str(saved)), reading(saved.prefix) as reader:
             for name, source in read.items():
                 here[name][0].assign(reader.get_tensor(there[source][0]))
         if averages is not None:
             averages.reset()
-        renamed = [n if n == source else f"{n} ← {source}" for n, source in read.items()]
+        names = [n if n == source else f"{n} ← {source}" for n, source in read.items()]
         kept = [name for name in here if name not in read]
         unused = [name for name in there if name not in read.values()]
         return (
-            f"Warm start from {saved}. Read {len(read)} weights: {some(renamed)}.\n"
+            f"Warm start from {saved}, digest {digest}. Read {len(read)} weights: {some(names)}.\n"
             f"  Kept at their initial values: {some(kept) or 'none'}.\n"
             f"  In the checkpoint, but not read: {some(unused) or 'none'}."
         )
-
-
-def _find(path: str) -> SavedCheckpoint:
-    """Returns the checkpoint of a path, or the newest readable one of a folder."""
-    for folder in (path, os.path.join(path, "checkpoints")):
-        if (newest := CheckpointDirectory(folder).newest()) is not None:
-            return newest
-    directory, step = CheckpointDirectory(os.path.dirname(path)), path.rpartition("/step-")[2]
-    if step.isdigit() and not directory.damage_of(saved := directory.at(int(step))):
-        return saved
-    raise ConfigError(
-        "WarmStart.checkpoint must be a model directory, a folder of checkpoints, or the path of a "
-        f"readable checkpoint of ddl, such as runs/a/checkpoints/step-100, got {path!r}."
-    )
 
 
 def _numbered_anew(names: Iterable[str]) -> dict[str, str]:

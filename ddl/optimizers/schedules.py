@@ -26,6 +26,12 @@ class Schedule(LearningRateSchedule):
         names = list(inspect.signature(type(self).__init__).parameters)[1:]
         return {name: getattr(self, name) for name in names}
 
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Schedule":
+        """Makes a schedule of its saved arguments, among which may be another schedule."""
+        made = keras.saving.deserialize_keras_object
+        return cls(**{n: made(v) if isinstance(v, dict) else v for n, v in config.items()})
+
 
 @keras.saving.register_keras_serializable("ddl")
 class StepDecay(Schedule):

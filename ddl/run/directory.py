@@ -25,12 +25,16 @@ class RunDirectory:
       export: Folder of the exported model.
     """
 
-    def __init__(self, path: str | os.PathLike[str]):
+    def __init__(self, path: str | os.PathLike[str], writes: bool = True):
         """Checks that the directory can be used. Changes nothing on disk.
 
+        Args:
+          path: The directory.
+          writes: Whether it must be writable.
+
         Raises:
-          ModelDirectoryError: If `path` is a URL, is or lies under a file, or cannot be reached or
-            written.
+          ModelDirectoryError: If `path` is empty or a URL, is or lies under a file, or cannot be
+            reached or written.
         """
         self.path = Path(path)
         self.checkpoints = self.path / "checkpoints"
@@ -44,11 +48,13 @@ class RunDirectory:
         fault = ""
         with naming(self._name):
             existing = next(path for path in (self.path, *self.path.parents) if path.exists())
-        if "://" in str(path):
+        if not os.fspath(path):
+            fault = "an empty text is no path. A variable of the shell may be unset. Set it"
+        elif "://" in str(path):
             fault = "a URL is no local path. Mount it"
         elif not existing.is_dir():
             fault = f"{existing} is a file, not a directory. Remove it"
-        elif not os.access(existing, os.W_OK | os.X_OK):
+        elif writes and not os.access(existing, os.W_OK | os.X_OK):
             fault = f"{existing} cannot be written. Change its permissions"
         if fault:
             raise ModelDirectoryError(f"{self._name}: {fault}, or pass another directory.")

@@ -10,6 +10,7 @@ from typing import Literal
 
 from ddl.checkpoints.directory import Retention
 from ddl.checkpoints.warm_start import WarmStart
+from ddl.choices import check_types
 from ddl.distribution.traits import traits_of
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, ModelDirectoryError, TrainingInterrupted
@@ -86,11 +87,7 @@ def fit(
       KeyboardInterrupt: On SIGINT, after the update in progress, and after saving.
       TrainingInterrupted: On SIGTERM, as on SIGINT; on a signal to another worker too.
     """
-    if not isinstance(trainer, Trainer):
-        raise ConfigError(
-            f"fit needs a ddl.Trainer, got {type(trainer).__name__}. Create one from a task, "
-            "such as ddl.Trainer(ddl.Classification(model), 'adam', (x, y), global_batch_size=64)."
-        )
+    check_types(fit, locals(), ("callbacks", "trackers", "return"))
     if train_epochs is not None and train_steps is None:
         trainer.count_examples()
     every = trainer.steps_per_epoch or _LOG_EVERY
@@ -118,12 +115,12 @@ def fit(
     if model_dir is not None:
         directory = RunDirectory(model_dir)
         files = Files.of(directory, trainer, run_plan, console.line)
-        if trainer.step == 0:  # training may change attributes of a task
-            given = arguments_of(trainer)
-            compare = partial(compare_arguments, directory, given)
-            opened = partial(directory.write, directory.arguments, json.dumps(given, indent=1))
-        else:
+        given = arguments_of(trainer)
+        compare = partial(compare_arguments, directory, given)
+        if trainer.step > 0:  # training may change attributes of a task
             compare = partial(_check_same_run, files, trainer)
+        if trainer.step == 0 or not directory.arguments.exists():
+            opened = partial(directory.write, directory.arguments, json.dumps(given, indent=1))
     run = Run(trainer, run_plan, files, console, trainer.eval_pipeline is not None, profile)
     replicas = trainer.strategy.num_replicas_in_sync
     console.line(f"devices: {describe_devices(trainer.strategy)}; replicas: {replicas}")

@@ -15,7 +15,7 @@ from absl import logging
 from ddl import config
 from ddl.checkpoints.export import export_model
 from ddl.distribution.workers import Workers
-from ddl.errors import ConfigError, ModelDirectoryError, NotReady
+from ddl.errors import ConfigError, DdlError, ModelDirectoryError, NotReady
 from ddl.run.directory import RunDirectory
 from ddl.run.plan import Files, Placement, build
 from ddl.run.writers import RunConsole
@@ -47,7 +47,7 @@ def load(
       ModelDirectoryError: If there is no config or no such checkpoint, or it does not fit.
       ConfigError: If the config cannot be built, such as since its modules are not importable.
     """
-    directory = RunDirectory(model_dir)
+    directory = RunDirectory(model_dir, writes=False)
     if not directory.operative_config.exists():
         raise ModelDirectoryError(
             f"{directory.operative_config} does not exist: ddl.load needs a run of ddl.main. For a "
@@ -139,7 +139,7 @@ def follow(trainer: Trainer, files: Files, timeout: float, total: int, console: 
         if workers.broadcast(bool(found) and found[0].step > step):
             try:
                 checkpoints.restore_model()  # an older one, if the newest is damaged
-            except ModelDirectoryError as error:
+            except DdlError as error:  # of this worker, or of another one
                 if failure != str(error):
                     console.line(f"{error}\nWaiting for the next checkpoint.")
                 failure = str(error)

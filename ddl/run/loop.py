@@ -257,7 +257,8 @@ class Run:
         for writer in self._writers:
             writer.write(step, epoch, split, figures)
         shown = {name: value for name, value in figures.items() if not is_measured(name)}
-        self.trainer.history.write(step, epoch, split, shown)
+        # As a resumed run reads the lines: the first of two figures of one name stays.
+        self.trainer.history.add([{"step": step, "epoch": epoch, "split": split, **shown}])
         self.console.write(step, epoch, split, shown)
 
     def _evaluate(self, step: int) -> None:
@@ -360,11 +361,23 @@ def warm_start(trainer: Trainer, run_plan: RunPlan, console: RunConsole) -> None
 
     Raises:
       ConfigError: As `WarmStart.apply` does.
+      ModelDirectoryError: As `WarmStart.apply` does, or if workers read different checkpoints.
     """
-    if run_plan.warm_start is not None:
-        if trainer.model is None:
-            raise ConfigError("WarmStart needs a task with a `model`. Remove RunPlan.warm_start.")
-        console.line(str(run_plan.warm_start.apply(trainer.model, trainer.averages)))
+    if (start := run_plan.warm_start) is None:
+        return
+    if trainer.model is None:
+        raise ConfigError("WarmStart needs a task with a `model`. Remove RunPlan.warm_start.")
+    workers = Workers(trainer.strategy)
+    if workers.number > 1:  # a run may write newer ones meanwhile
+        with workers.failing_together():
+            chosen = start.find().prefix if workers.is_chief else ""
+        start = dataclasses.replace(start, checkpoint=workers.gather_texts(chosen)[0])
+    with workers.failing_together():
+        report = start.apply(trainer.model, trainer.averages)
+    if len(read := {one.partition(". ")[0] for one in workers.gather_texts(report)}) > 1:
+        workers.barrier()
+        raise ModelDirectoryError(f"All workers must read one checkpoint, got {read}. Share it.")
+    console.line(report)
 
 
 class Profile:

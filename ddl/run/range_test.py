@@ -1,12 +1,12 @@
 """The learning rate range test of Smith 2017, arXiv:1506.01186."""
 
 import dataclasses
-from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 
 import keras
 import numpy as np
 
-from ddl.checkpoints.checkpoints import Checkpoints
+from ddl.checkpoints import contents
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError, TrainingDiverged
 from ddl.optimizers.groups import by_name
@@ -60,23 +60,22 @@ def find_learning_rate(
     optimizer = _optimizer_of(trainer)
     rates, losses = np.geomspace(lowest, highest, steps), list[float]()
     trainer.trace()  # a layer may create variables in its first call
-    before = keras.ops.convert_to_numpy(optimizer.learning_rate)
-    with TemporaryDirectory() as folder:
-        checkpoints = Checkpoints(folder, trainer)
-        checkpoints.save()
-        checkpoints.finish()
-        try:
-            for rate in rates:
-                optimizer.learning_rate.assign(rate)
-                losses.append(trainer.train(1, progress=False)["loss"])
-                if len(losses) >= _FEWEST and losses[-1] > 4 * abs(losses[0]):
-                    break
-        except TrainingDiverged:
-            if len(losses) < _FEWEST:
-                raise ConfigError(f"Training diverged at {lowest:g}. Lower `lowest`.") from None
-        finally:
-            checkpoints.restore_latest()
-            optimizer.learning_rate.assign(before)
+    state, values = trainer.state, contents.values_of(trainer)
+    contents.check_covers(values, trainer.variables_in_use)
+    before = contents.snapshot(values, trainer.strategy)
+    try:
+        for rate in rates:
+            optimizer.learning_rate.assign(rate)
+            losses.append(trainer.train(1, progress=False)["loss"])
+            if len(losses) >= _FEWEST and losses[-1] > 4 * abs(losses[0]):
+                break
+    except TrainingDiverged:
+        if len(losses) < _FEWEST:
+            raise ConfigError(f"Training diverged at {lowest:g}. Lower `lowest`.") from None
+    finally:
+        reader = SimpleNamespace(get_tensor=before.__getitem__)
+        contents.assign(values, reader, trainer.strategy)
+        trainer.state = state
     rates = rates[: len(losses)]
     # A single huge loss at the end would hide all others.
     places, capped = np.arange(len(losses)), np.minimum(losses, 4 * abs(losses[0]))

@@ -76,7 +76,7 @@ def run(
             f"--mode=export needs one process, got {workers.number}. Start one with --cluster=none."
         )
     console = RunConsole(shows=workers.is_chief)
-    directory = None if model_dir is None else RunDirectory(model_dir)
+    directory = None if model_dir is None else RunDirectory(model_dir, writes=mode != "predict")
     check_same_on_all(workers, flags)
     console.line("Building data, model and optimizer.")
     run_plan, trainer = build(placement, workers, directory)

@@ -13,7 +13,7 @@ from ddl.checkpoints import contents
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.checkpoints.directory import Retention
 from ddl.errors import ModelDirectoryError
-from tests.conftest import make_strategy
+from tests.conftest import make_strategy, save
 from tests.training.test_trainer import DATA, make_trainer, weights_and_slots
 
 
@@ -77,6 +77,14 @@ def test_other_batches_or_data_are_refused_for_training_alone(tmp_path, trainer)
     with pytest.raises(ModelDirectoryError, match=message):
         Checkpoints(tmp_path, changed).restore_latest()
     assert Checkpoints(tmp_path, changed).restore_model().step == step
+
+
+def test_a_resumed_run_may_count_its_stream(tmp_path):
+    stream = tf.data.Dataset.from_tensor_slices(DATA).filter(lambda _: True)
+    counted = make_trainer(make_strategy("one_device", 1), stream)
+    save(tmp_path, counted)
+    counted.count_examples()
+    assert Checkpoints(tmp_path, counted).restore_latest().step == 0
 
 
 def test_a_snapshot_stays_where_rows_are_updated_in_place(tmp_path):
@@ -163,6 +171,9 @@ class TwoWorkers:
 
     def any(self, value):
         return value
+
+    def gather_texts(self, text):
+        return [self.answers.pop(0) if self.answers else text, text]
 
     def gather(self, values):
         return np.stack([values, values + self.other_digest])

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from ddl.checkpoints.directory import CheckpointDirectory, Metadata, reading
+from ddl.errors import ModelDirectoryError
 
 TENSORS = {
     "model/0000": tf.constant(np.random.default_rng(0).normal(size=(100, 30)).astype("f4")),
@@ -110,5 +111,9 @@ def test_any_byte_that_is_missing_or_changed_is_noticed(tmp_path, end):
             value = tf.train.load_checkpoint(str(tmp_path / "step-1")).get_tensor("model/0000")
             np.testing.assert_array_equal(value, TENSORS["model/0000"])
     assert noticed >= len(places) - (12 if end == "index" else 0)
+    path.unlink()
+    path.symlink_to("/proc/self/mem")  # whose reads the system fails, and which may be whole
+    with pytest.raises(ModelDirectoryError, match=r"step-1 cannot .*Errno 5"):
+        directory.newest(moves=True)
     path.unlink()
     assert directory.newest() is None if end == "index" else directory.damage_of(directory.at(1))

@@ -104,6 +104,10 @@ def test_an_export_through_a_link_and_onto_a_file(tmp_path):
         export_model(_Stub(content), tmp_path / "export")
         assert _exported(tmp_path / "elsewhere") == content
     assert (tmp_path / "export").is_symlink()
+    (tmp_path / "elsewhere" / "metrics.jsonl").write_text("of a run")
+    with pytest.raises(ModelDirectoryError, match="would replace .*, which holds metrics.jsonl"):
+        export_model(_Stub("newer"), tmp_path / "export")
+    assert (tmp_path / "elsewhere" / "model.keras").read_text() == "new"
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ModelDirectoryError, match="file is a file, not a directory"):
         export_model(_Stub("new"), tmp_path / "file")

@@ -1,5 +1,7 @@
 """Initial weights from a checkpoint of another run."""
 
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
@@ -7,6 +9,8 @@ import pytest
 import ddl
 from ddl.checkpoints.warm_start import WarmStart
 from ddl.errors import ConfigError, ModelDirectoryError
+from ddl.run import loop
+from tests.checkpoints.test_checkpoints import TwoWorkers
 from tests.conftest import make_strategy, save
 
 DATA = (np.ones((4, 6), "float32"), np.zeros(4, "int32"))
@@ -65,7 +69,8 @@ def test_all_weights_however_keras_numbers_the_layers(there, place, first):
     target = model(first=first)
     report = WarmStart(str(there[0] / place)).apply(target)
     assert_equal(dict(zip(there[1], values(target).values(), strict=True)), there[1])
-    assert f"{there[0]}/checkpoints/step-2. Read 6 weights: body_{first}" in report
+    assert f"{there[0]}/checkpoints/step-2, digest " in report
+    assert f"Read 6 weights: body_{first}" in report
 
 
 def test_averages_and_averages_of_the_target_follow(there):
@@ -108,6 +113,19 @@ def test_what_does_not_match_is_an_error_and_changes_nothing(there, arguments, m
     with pytest.raises(ConfigError, match=message):
         WarmStart(str(there[0]), **arguments).apply(target)
     assert_equal(values(target), before)
+
+
+def test_workers_start_from_the_checkpoint_of_the_chief(there, monkeypatch):
+    """This process plays the second worker, which finds no checkpoint of its own."""
+    given = SimpleNamespace(model=model(), averages=None, strategy=None)
+    plan = SimpleNamespace(warm_start=WarmStart("absent"))
+    heard = [f"{there[0]}/checkpoints/step-2"]
+    monkeypatch.setattr(loop, "Workers", lambda _: TwoWorkers(1, heard))
+    loop.warm_start(given, plan, loop.RunConsole(shows=False))
+    assert_equal(values(given.model), there[1])
+    heard.append("Warm start from elsewhere. Read")
+    with pytest.raises(ModelDirectoryError, match="one checkpoint, got .* elsewhere"):
+        loop.warm_start(given, plan, loop.RunConsole(shows=False))
 
 
 def test_a_checkpoint_that_is_not_there_or_damaged(tmp_path):

@@ -103,10 +103,7 @@ def test_a_seed_that_the_config_leaves_open_is_drawn_and_kept(tmp_path):
 def test_a_finished_run_has_nothing_to_do(copy):
     before = contents(copy)
     assert "step 12" in commands.done(copy).out
-    after = contents(copy)
-    changed = {name for name in after if before.get(name) != after[name]}
-    assert before.keys() == after.keys()
-    assert changed <= {"checkpoints/checkpoint"}
+    assert contents(copy) == before
 
 
 def test_a_longer_run_goes_on_from_the_last_checkpoint(run, tmp_path):
@@ -121,9 +118,9 @@ def test_a_longer_run_goes_on_from_the_last_checkpoint(run, tmp_path):
 
 def test_another_config_is_refused_with_the_difference(run):
     before = contents(run)
-    ended = commands.small(run, "GLOBAL_BATCH_SIZE = 32", "SGD.momentum = 0.5", "TRAIN_STEPS = 20")
+    ended = commands.small(run, "GLOBAL_BATCH_SIZE = 32", "SGD.momentum = 0.5", "LOG_EVERY = 9")
     commands.assert_error(ended, "GLOBAL_BATCH_SIZE", "64", "32", "SGD.momentum", "0.9", "0.5")
-    assert "TRAIN_STEPS" not in ended.err
+    assert "LOG_EVERY" not in ended.err
     assert contents(run) == before
 
 

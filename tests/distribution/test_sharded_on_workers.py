@@ -45,6 +45,8 @@ def main(folder: Path) -> None:
         trainer.train(2, progress=False)
         found |= {f"{name}/{number}": value for number, value in enumerate(of(trainer))}
         checkpoints.finish()
+        trainer = trainer_of(strategy, True)
+        checkpoints = Checkpoints(folder / "sharded", trainer)
         checkpoints.restore_latest()
     np.savez(folder / f"{Workers(strategy).index}.npz", **found)
 

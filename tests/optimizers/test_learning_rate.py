@@ -2,6 +2,7 @@
 
 import math
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -45,6 +46,13 @@ def test_schedules_are_their_closed_forms(name):
     ours = [float(of_step(tf.constant(step, tf.int64))) for step in range(STEPS)]
     expected = [7 / 3 * closed_form(step) for step in range(STEPS)]
     np.testing.assert_allclose(ours, expected, rtol=1e-7, atol=0)
+
+
+def test_a_saved_optimizer_has_its_rate_again():
+    rate = LearningRate(schedules.CosineDecay(0.3, 9), warmup_steps=3)
+    saved = keras.saving.serialize_keras_object(keras.optimizers.SGD(rate))
+    again = keras.saving.deserialize_keras_object(saved)._learning_rate
+    assert [float(again(step)) for step in (1, 7)] == [float(rate(step)) for step in (1, 7)]
 
 
 @pytest.mark.parametrize("begins", ["after_warmup", "at_start"])

@@ -3,6 +3,8 @@
 tests/contract/test_resume.py and test_overflow.py hold that they are saved, and skip an update.
 """
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 
@@ -29,23 +31,16 @@ def assert_same(ours, theirs):
 
 
 def test_an_evaluation_of_the_average_leaves_training_alone():
+    """Also after an error."""
     trainer = make_trainer(make_strategy("mirrored", 2), weight_average=RULE, precision="float32")
     trainer.train(5)
     before = weights_and_slots(trainer) + averages(trainer)
     trainer.evaluate()
     assert_same(weights_and_slots(trainer) + averages(trainer), before)
-    with trainer.evaluation_weights():
+    with suppress(RuntimeError), trainer.evaluation_weights():
         assert_same(weights(trainer), averages(trainer))
+        raise RuntimeError
     assert_same(weights_and_slots(trainer) + averages(trainer), before)
-
-
-def test_the_weights_come_back_after_an_error():
-    trainer = make_trainer(make_strategy("mirrored", 2), weight_average=RULE)
-    trainer.train(3)
-    before = weights(trainer)
-    with pytest.raises(RuntimeError, match="in the middle"), trainer.evaluation_weights():
-        raise RuntimeError("in the middle")
-    assert_same(weights(trainer), before)
     trainer.train(1)
 
 
@@ -56,9 +51,3 @@ def test_neither_trains_nor_saves_nor_restores_with_the_average_in_place(tmp_pat
         with trainer.evaluation_weights(), pytest.raises(ConfigError, match="evaluation weights"):
             refused()
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("decay", [-0.1, 1.0])
-def test_refuses_a_decay_out_of_range(decay):
-    with pytest.raises(ConfigError, match=f"ExponentialMovingAverage.decay must be .* got {decay}"):
-        ddl.ExponentialMovingAverage(decay)

@@ -33,13 +33,14 @@ def run(tmp_path_factory):
         called.append((kind, event.step, sorted(event.figures), event.checkpoint))
 
     kinds = (Every(4, functools.partial(note, "every")), Every(5, Counting()))
+    kinds += (Every(5, lambda event: {"calls": 9}),)  # another figure of one name
     after = [one(functools.partial(note, one.__name__)) for one in (AfterEvaluation, AfterSave)]
-    fit(make_trainer(), folder, *kinds, *after, eval_every=4, checkpoint_every=8, train_steps=8)
-    return folder, called
+    plan = {"eval_every": 4, "checkpoint_every": 8, "train_steps": 8}
+    return folder, called, fit(make_trainer(), folder, *kinds, *after, **plan)
 
 
 def test_evaluations_come_before_periods_and_these_before_saves(run):
-    folder, called = run
+    folder, called, _ = run
     order = [(kind, step) for kind, step, _, _ in called]
     assert order[:2] == [("AfterEvaluation", 4), ("every", 4)]
     assert order[2:] == [("AfterEvaluation", 8), ("every", 8), ("AfterSave", 8)]
@@ -49,8 +50,9 @@ def test_evaluations_come_before_periods_and_these_before_saves(run):
 
 
 def test_returned_figures_and_summaries_are_written(run):
-    folder = run[0]
-    assert [line["calls"] for line in lines(folder) if "calls" in line] == [1]
+    folder, _, history = run
+    assert [line["calls"] for line in lines(folder) if "calls" in line] == [1, 9]
+    assert [row["calls"] for row in history if "calls" in row] == [1]  # as in a resumed run
     assert (5, "kernel", "images") in summaries(folder / "train")
 
 

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from ddl import Every
+from ddl import Every, find_learning_rate
 from ddl.errors import ModelDirectoryError, TrainingInterrupted
 from tests.run.small import fit, lines, make_trainer
 
@@ -40,16 +40,20 @@ def test_a_resumed_run_says_so_and_has_the_whole_history(run, capsys):
     out = capsys.readouterr().out
     assert "devices: CPU:0, OneDeviceStrategy; replicas: 1\nResuming step 4 of an earlier" in out
     assert [row["step"] for row in history if row["split"] == "eval"] == [4, 6]
+    find_learning_rate(trainer, steps=10)
     trainer.optimizer.learning_rate = 0.01  # takes effect, since the trainer is at the checkpoint
     fit(trainer, run, train_steps=8, log_every=2)
     assert lines(run, ["train"])[-1]["learning_rate"] == pytest.approx(0.01)
 
 
-def test_updates_that_no_checkpoint_holds_are_not_dropped(run):
+def test_a_trained_trainer_drops_no_updates_and_its_run_is_compared(run, tmp_path):
     trainer = make_trainer(class_weight={1: 5.0})
     trainer.train(3, progress=False)
     with pytest.raises(ModelDirectoryError, match="has made 3 updates"):
         fit(trainer, run, train_steps=20)
+    fit(trainer, tmp_path, train_steps=4)
+    with pytest.raises(ModelDirectoryError, match="class_weight"):
+        fit(make_trainer(class_weight={1: 50.0}), tmp_path, train_steps=6)
 
 
 @pytest.mark.parametrize(

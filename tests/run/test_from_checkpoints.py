@@ -1,11 +1,13 @@
 """Trainers of run folders, and what is made of their checkpoints."""
 
+from unittest.mock import Mock
+
 import keras
 import numpy as np
 import pytest
 
 import ddl
-from ddl.errors import ConfigError, ModelDirectoryError, NotReady
+from ddl.errors import ConfigError, DdlError, ModelDirectoryError, NotReady
 from ddl.run.directory import RunDirectory
 from ddl.run.from_checkpoints import follow
 from ddl.run.plan import Files
@@ -14,9 +16,10 @@ from tests.run.small import fit, lines, make_trainer
 from tests.run.test_train import DIGITS_MLP, run
 
 
-def test_a_trainer_is_loaded_from_its_folder(tmp_path):
+def test_a_trainer_is_loaded_from_its_folder(tmp_path, monkeypatch):
     average = ["Trainer.weight_average = @ExponentialMovingAverage()"]
     run(tmp_path / "run", *average, **DIGITS_MLP)
+    monkeypatch.setattr("os.access", lambda *_: False)  # as in a folder of somebody else's
     trainer = ddl.load(tmp_path / "run", 20)  # tests/contract/test_workers.py loads the latest
     assert trainer.step == 20
     (line,) = [line for line in lines(tmp_path / "run", ["eval"]) if line["step"] == 20]
@@ -60,10 +63,11 @@ def test_checkpoints_that_are_not_there_are_named(finished):
         ddl.evaluate(make_trainer(), finished, "best")
 
 
-def test_a_follower_gives_up(tmp_path):
+def test_a_follower_waits_when_another_worker_fails_and_gives_up(finished):
     trainer = make_trainer()
-    files = Files.of(RunDirectory(tmp_path), trainer, None, print)
-    with pytest.raises(NotReady, match=r"within 0.1 s"):
+    files = Files.of(RunDirectory(finished), trainer, None, print)
+    files.checkpoints.restore_model = Mock(side_effect=DdlError("Worker 1 failed."))
+    with pytest.raises(NotReady, match=r"within 0.1 s. Worker 1 failed"):
         follow(trainer, files, 0.1, 4, RunConsole(shows=False))
 
 

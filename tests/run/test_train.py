@@ -44,12 +44,8 @@ def test_lengths_that_the_run_knows_are_periods_too(finished):
 
 def test_a_resumed_run_may_change_its_plan_and_no_update(finished):
     plan = ("TRAIN_STEPS = 50", "LOG_EVERY = 5", "Retention.last = 1")
-    with pytest.raises(ModelDirectoryError) as raised:
-        run(finished, *plan, "SGD.momentum = 0.3", "mlp.hidden_units = (7,)", **DIGITS_MLP)
-    message = str(raised.value)
-    assert [word for word in ("momentum", "hidden_units", "(7,)") if word not in message] == []
-    assert "TRAIN_STEPS" not in message
-    assert "LOG_EVERY" not in message
+    with pytest.raises(ModelDirectoryError, match="hidden_units: .*(7,)"):
+        run(finished, *plan, "mlp.hidden_units = (7,)", **DIGITS_MLP)
     run(finished, *plan, **DIGITS_MLP)
     assert lines(finished, ["train"])[-1]["step"] == 50
 

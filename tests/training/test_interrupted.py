@@ -19,14 +19,6 @@ IMAGES = np.random.default_rng(0).normal(size=(64, 3)).astype("f4")
 DATA = {"image": IMAGES, "label": np.arange(64) % 2}
 
 
-@pytest.fixture(autouse=True)
-def _pythons_own_handler():
-    """Handles SIGINT as Python does, also where a shell started the tests in the background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 class InterruptedAt(ddl.Classification):
     """Sends SIGINT from within the loop with the given batch."""
 
