@@ -323,13 +323,14 @@ class Checkpoints:
             self.trainer.state = self.trainer.state._replace(**state)
 
 
-def _position_of(trainer: Trainer) -> dict[str, int | None]:
-    """Returns the numbers on which the position in the data depends, by what they are."""
-    found: dict[str, int | None] = {}
+def _position_of(trainer: Trainer) -> dict[str, int | str | None]:
+    """Returns the values on which the position in the data depends, by what they are."""
+    found: dict[str, int | str | None] = {}
     for number, (name, one) in enumerate(trainer.pipelines.items(), 1):
         of = f" of source {number} ({name})" if name else ""  # the first one counts the epochs
         for what in ("global_batch_size", "num_examples", "batches_per_update"):
             found[f"{what.replace('_', ' ')}{of}"] = getattr(one, what)
+        found[f"kind of data{of}"] = type(one.source).__name__
         digest = getattr(getattr(one.source, "items", None), "digest", None)
         found[f"digest of lengths of documents, packed.seed and NumPy's version{of}"] = digest
     return found
@@ -338,5 +339,8 @@ def _position_of(trainer: Trainer) -> dict[str, int | None]:
 def _position_differs(saved: SavedCheckpoint, trainer: Trainer) -> str:
     """Returns how steps or data positions mean something else here; "" if they do not."""
     was, now = saved.metadata.position, _position_of(trainer)
-    changed = [label for label in {**was, **now} if was.get(label) != now.get(label)]
+    # Counting the examples of a stream changes no position.
+    counted = {k for k in was if k.startswith("num examples") and None in (was[k], now.get(k))}
+    labels = [label for label in {**was, **now} if label not in counted]
+    changed = [label for label in labels if was.get(label) != now.get(label)]
     return contents.some([f"its {x} is {was.get(x)}, expected {now.get(x)}" for x in changed], 3)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -26,7 +27,7 @@ def subset(data: Any, examples: int | Sequence[int] | np.ndarray) -> Source:
       DataError: If there are fewer examples, or an index is out of range.
     """
     (source,) = _alike([data], "subset")
-    chosen = np.arange(examples) if isinstance(examples, int) else np.asarray(examples)
+    chosen = np.arange(examples) if isinstance(examples, int | np.integer) else np.asarray(examples)
     is_valid = chosen.ndim == 1 and chosen.dtype.kind in "iu" and chosen.size > 0
     if not is_valid or chosen.min() < 0 or chosen.max() >= len(source):
         raise DataError(
@@ -66,10 +67,8 @@ def mix(sources: Sequence[Any], shares: Sequence[float]) -> Source:
     """
     found = _alike(sources, "mix")
     parts = np.asarray(shares, np.float64)
-    if parts.shape != (len(found),) or not (parts > 0).all() or abs(parts.sum() - 1) > 1e-6:
-        raise ConfigError(
-            f"mix.shares must be {len(found)} positive numbers with sum 1, got {shares!r}."
-        )
+    if parts.shape != (len(found),) or not (parts > 1e-12).all() or abs(parts.sum() - 1) > 1e-6:
+        raise ConfigError(f"mix takes {len(found)} positive shares with sum 1, got {shares!r}.")
     lengths = np.array([len(source) for source in found], np.int64)
     counts = np.rint((lengths / parts).max() * parts).astype(np.int64)
     ends = np.cumsum(np.maximum(counts, lengths))
@@ -121,7 +120,7 @@ def _alike(sources: Sequence[Any], user: str) -> list[Source]:
     """Returns data as sources, after checking that their features are the same."""
     if not isinstance(sources, list | tuple) or not sources:
         raise DataError(f"{user} takes a list of at least one source, got {sources!r:.80}.")
-    if any(isinstance(source, tf.data.Dataset | Stream) for source in sources):
+    if any(isinstance(one, tf.data.Dataset | keras.utils.PyDataset | Stream) for one in sources):
         raise DataError(
             f"{user} needs examples with indices, got a stream. A tf.data.Dataset has methods of "
             "its own: take, skip, concatenate, sample_from_datasets."

@@ -41,7 +41,8 @@ def as_source(data: Any, argument: str = "The data") -> Source | Stream:
             "sets by ddl.data.concatenate or mix, or pass Trainer.train_data a dict by name."
         )
     try:
-        if isinstance(data, tf.data.Dataset | keras.utils.PyDataset | Iterator) or callable(data):
+        is_function = callable(data) and not hasattr(type(data), "__getitem__")
+        if isinstance(data, tf.data.Dataset | keras.utils.PyDataset | Iterator) or is_function:
             return stream(data)
         return Source(tuple(data) if isinstance(data, list) and _is_pair(data) else data)
     except DataError as error:

@@ -197,7 +197,8 @@ def checked_spec(spec: Any, what: str, of_batch: int = 0) -> dict[str, tf.Tensor
         shape = tf.TensorShape(feature.shape)[of_batch:]
         if not shape.is_fully_defined():
             raise DataError(
-                f"Feature {name!r} of {what} must have one static shape, got {shape}. {ONE_LENGTH}"
+                f"Feature {name!r} of {what} must have one static shape, got {shape}. State one "
+                f"that does not vary by tf.ensure_shape. {ONE_LENGTH}"
             )
         found[name] = tf.TensorSpec(shape, feature.dtype, name)
     return found

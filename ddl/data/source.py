@@ -199,7 +199,7 @@ class Source:
             item = {name: tf.constant(column[0]) for name, column in rows.items()}
             try:
                 self.decode(item, tf.zeros([2], tf.int64))  # its errors are shorter than a graph's
-            except tf.errors.OpError as error:
+            except (tf.errors.OpError, ValueError) as error:  # of shapes that differ
                 return DataError(
                     f"{definition_of(self.decode)} failed on {self.describe(index)}: "
                     f"{first_line(error)}. Correct or remove it."

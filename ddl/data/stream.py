@@ -267,7 +267,7 @@ class Stream:
         given = element[0] if len(element) == 1 else element
         example = features.named(given, what, self._weight_rank)
         ragged = {n: one for n, one in example.items() if isinstance(one, tf.RaggedTensor)}
-        return example | {n: one.to_tensor(shape=one.shape) for n, one in ragged.items()}
+        return example | {n: _dense(one) for n, one in ragged.items()}
 
     @tf.autograph.experimental.do_not_convert
     def _finished(self, size: int, before: tf.Tensor, element: Any) -> tuple[tf.Tensor, Any]:
@@ -283,6 +283,7 @@ class Stream:
         if wanted is not None:
             fits = tf.where(is_end, tf.equal(total, wanted), total <= wanted)
         text = f"{self.name} must have {wanted or 'at least 1'} examples in each pass, got {{}}."
+        text += " Where a map changes the rows of batches, end with .unbatch()." * bool(wanted)
         own = batch.get("weight")
         batch["weight"] = tf.ones([rows]) if own is None else features.checked_weight(own)
 
@@ -414,6 +415,12 @@ class _Epochs:
             self._begun += 1
         is_endless = self._data.num_batches is None
         return map(self._data.__getitem__, itertools.count()) if is_endless else self._data
+
+
+def _dense(ragged: tf.RaggedTensor) -> tf.Tensor:
+    """Pads to the static shape, which longer rows do not fit: `to_tensor` would cut them."""
+    size = tf.maximum(ragged.bounding_shape(), [n or 0 for n in ragged.shape])
+    return tf.ensure_shape(ragged.to_tensor(shape=size), ragged.shape)
 
 
 def _optimized(dataset: tf.data.Dataset) -> tf.Tensor:

@@ -13,7 +13,7 @@ from ddl.checkpoints import contents
 from ddl.checkpoints.checkpoints import Checkpoints
 from ddl.checkpoints.directory import Retention
 from ddl.errors import ModelDirectoryError
-from tests.conftest import make_strategy
+from tests.conftest import make_strategy, save
 from tests.training.test_trainer import DATA, make_trainer, weights_and_slots
 
 
@@ -77,6 +77,19 @@ def test_other_batches_or_data_are_refused_for_training_alone(tmp_path, trainer)
     with pytest.raises(ModelDirectoryError, match=message):
         Checkpoints(tmp_path, changed).restore_latest()
     assert Checkpoints(tmp_path, changed).restore_model().step == step
+
+
+def test_other_packed_rows_are_refused_but_not_a_count(tmp_path, trainer, monkeypatch):
+    first, other = (ddl.data.packed([[1]] * 9, 2, seed=seed) for seed in range(2))
+    pipeline = trainer.pipelines[""]
+    monkeypatch.setattr(pipeline, "source", first)
+    with monkeypatch.context() as uncounted:
+        uncounted.setattr(pipeline, "num_examples", None)
+        save(tmp_path, trainer)
+    Checkpoints(tmp_path, trainer).restore_latest()
+    monkeypatch.setattr(pipeline, "source", other)
+    with pytest.raises(ModelDirectoryError, match="its digest of lengths of documents"):
+        Checkpoints(tmp_path, trainer).restore_latest()
 
 
 def test_a_snapshot_stays_where_rows_are_updated_in_place(tmp_path):

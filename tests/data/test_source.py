@@ -1,21 +1,12 @@
 """Sources of what users and libraries have, `decode`, and the errors of both."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from ddl.data import Source
 from ddl.errors import ConfigError, DataError
-
-
-def test_items_become_rows():
-    items = [{"x": np.full([2], i, np.float32), "label": i} for i in range(10)]
-    source = Source(items, files=["a"])
-    assert (len(source), source.arrays, source.files) == (10, None, ("a",))
-    assert source.element_spec["x"] == tf.TensorSpec([2], tf.float32, "x")
-    rows = source.rows(np.array([7, 0, 7]))
-    assert rows["x"].tolist() == [[7, 7], [0, 0], [7, 7]]
-    assert rows["label"].tolist() == [7, 0, 7]
 
 
 def png(item, seed):
@@ -35,6 +26,7 @@ UNFIT = [
     (Changing([0]), None, "Two reads of item 0 of Changing differ.*decode"),
     ([{"x": 1}], lambda item: item, r"Source.decode must be a function of \(item, seed\)"),
     ([{"x": 1}], lambda i, s: {"x": tf.random.uniform([])}, "test_source.py.*draws .*stateless"),
+    ([{"x": 1.0}], lambda i, s: {"x": i["x"] + keras.random.normal([])}, "draws .*stateless"),
     (
         [{"x": 2}],
         lambda i, s: {"x": tf.range(i["x"])},

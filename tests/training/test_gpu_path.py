@@ -6,13 +6,7 @@ import tensorflow as tf
 
 import ddl
 from tests.conftest import LikeGpus, make_strategy, save
-from tests.training.parity_cases import (
-    CASES,
-    COMBINED,
-    assert_small,
-    differences,
-    make_trainer,
-)
+from tests.training.parity_cases import CASES, COMBINED, assert_small, differences, make_trainer
 from tests.training.test_trainer import all_copies
 
 RICH, SPARSE, NOISY = COMBINED

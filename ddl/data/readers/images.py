@@ -308,9 +308,7 @@ def _class_folders(folder: str) -> list[str]:
     try:
         entries = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
     except OSError as error:
-        raise DataError(
-            f"{error}. image_folder needs a folder of images for each class."
-        ) from error
+        raise DataError(f"{error}. image_folder needs a folder for each class.") from error
     loose = [entry.name for entry in entries if entry.name.lower().endswith(_ENDINGS)]
     classes = sorted(entry.name for entry in entries if entry.is_dir())
     if loose or not classes:

@@ -1,3 +1,4 @@
+import decimal
 import gzip
 import shutil
 
@@ -22,7 +23,8 @@ CSV = "age,income,color,bought\n30,1.5,red,true\n41,2.0,blue,false\n25,0.25,red,
 def file(request, tmp_path):
     path = tmp_path / f"table.{request.param}"
     if request.param == "parquet":
-        parquet.write_table(pyarrow.table(COLUMNS), path)
+        decimals = {"income": map(decimal.Decimal, COLUMNS["income"])}
+        parquet.write_table(pyarrow.table(COLUMNS | decimals), path)
     elif request.param == "csv.gz":
         path.write_bytes(gzip.compress(CSV.encode()))
     else:

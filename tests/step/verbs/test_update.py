@@ -9,15 +9,7 @@ import ddl
 from ddl.precision import set_precision
 from tests.conftest import make_strategy
 from tests.contract import step_tasks
-from tests.step.verbs.own_steps import (
-    Grouped,
-    Sam,
-    build,
-    copies,
-    data,
-    momentum,
-    overflowing,
-)
+from tests.step.verbs.own_steps import Grouped, Sam, build, copies, data, momentum, overflowing
 
 STEPS = 6
 
