@@ -1,7 +1,7 @@
 """Features of an example: their names, dtypes and shapes, of which all examples have the same."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ def named(example: Any, what: str, weight_rank: int | None = 0) -> dict[str, Any
     """
     if isinstance(example, tuple | list) and len(example) in (2, 3):
         inputs, *others = example
-        if isinstance(inputs, tuple | list) and all(np.ndim(one) > 0 for one in inputs):
+        if isinstance(inputs, tuple | list) and not any(map(np.isscalar, inputs)):
             raise DataError(
                 f"{what} has {len(inputs)} arrays as x. Give x as a dict by the names of the "
                 "model's inputs, or as one array."
@@ -67,8 +67,10 @@ def array_of(value: Any, name: str, what: str) -> np.ndarray:
     """Converts a feature into an array; text becomes Python objects, which keep zero bytes.
 
     Raises:
-      DataError: If NumPy cannot convert it, as where rows differ in length.
+      DataError: If NumPy cannot convert it, as where rows differ in length, or values are masked.
     """
+    if isinstance(value, np.ma.MaskedArray) and np.any(value.mask):
+        raise DataError(f"Feature {name!r} of {what} has masked values. Fill them by .filled(…).")
     if isinstance(value, np.ndarray):
         return np.asarray(value)
     try:
@@ -166,7 +168,7 @@ def example_spec(
 ) -> dict[str, tf.TensorSpec]:
     """Returns the specification of one example after checking that its shapes are static."""
     if is_batch and rows_in(spec) == 0:
-        raise DataError(f"{what} must be features of equal length, got {described(spec)}.")
+        raise DataError(f"{what} must be features of one length, 1 or more, got {described(spec)}.")
     return checked_spec(spec, what, int(is_batch))
 
 
@@ -219,14 +221,14 @@ def checked_weight(weight: tf.Tensor) -> tf.Tensor:
     return tf.debugging.check_numerics(tf.where(weight < 0, math.nan, weight), message)
 
 
-def check_weights(weight: np.ndarray, what: str) -> None:
-    """Raises DataError, naming the data, if a weight is negative, NaN or infinite."""
+def check_weights(weight: np.ndarray, describe: Callable[[int], str]) -> None:
+    """Raises DataError, naming the example by its row, if a weight is negative or not finite."""
     bad = ~(np.isfinite(weight) & (weight >= 0))
     if bad.any():
         row = int(np.argmax(bad))
         raise DataError(
-            f"Feature 'weight' of {what} must be finite numbers of at least 0, got {weight[row]} "
-            f"in row {row:,} of {len(weight):,}."
+            f"Feature 'weight' of {describe(row)} must be a finite number of at least 0, got "
+            f"{weight[row]}."
         )
 
 

@@ -137,8 +137,7 @@ class Stream:
         """
         if self.is_endless:
             raise DataError(
-                f"{self.name} has no end, and so no epochs. Set TRAIN_STEPS, or end a pass by "
-                ".take(…)."
+                f"{self.name} has no end, so no epochs. Set TRAIN_STEPS, or end it by .take(…)."
             )
         if self.num_examples is None:
             count, told = 0, time.monotonic()

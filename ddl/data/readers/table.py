@@ -121,7 +121,7 @@ def _part(name: str, column: Any, file: str, values: Sequence[Any] | None) -> np
         reason = "numbers are expected, or the column's values in table.categories"
     else:
         array = found if found.dtype.kind in "bf" else found.astype(np.int64)
-        bad = (found > np.iinfo(np.int64).max) & (found.dtype == np.uint64)
+        bad = (array < 0) & (found.dtype == np.uint64)
         reason = "int64 cannot hold it. Number ids anew from 0 on"
     if bad.any():
         row = int(np.argmax(bad))

@@ -59,10 +59,8 @@ def tokens(files: Paths | np.ndarray, length: int, *, dtype: str = "uint8") -> S
         texts = [_mapped(path, np.dtype(dtype)) for path in paths]
     windows = Windows(texts, length)
     if not len(windows):
-        raise DataError(
-            f"tokens.length is {length:,}, but the longest text has {max(map(len, texts)):,} "
-            "tokens."
-        )
+        longest = max(map(len, texts))
+        raise DataError(f"tokens.length is {length:,}, but the longest text has {longest:,}.")
     return Source(windows, files=paths)
 
 
