@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ddl.data.batch import RESIDENT_UP_TO_BYTES
 from ddl.data.features import described
 from ddl.data.order import example_at, in_parts
 from ddl.data.source import Source
@@ -108,9 +109,9 @@ class _Combined:
 
 def _combined(sources: Sequence[Source], length: int, located: _Located) -> Source:
     items: Any = _Combined(sources, length, located)
-    maps = [isinstance(x, np.memmap) for one in sources for x in (one.arrays or {}).values()]
-    are_arrays = all(one.arrays is not None for one in sources) and not any(maps)
-    if are_arrays and length <= sum(map(len, sources)):
+    are_arrays = all(one.arrays is not None for one in sources)
+    is_small = length * sources[0].row_bytes <= RESIDENT_UP_TO_BYTES  # others are not copied
+    if are_arrays and is_small and length <= sum(map(len, sources)):
         items = items.rows(np.arange(length))
     files = [file for source in sources for file in source.files]
     return Source(items, sources[0].decode, files=files)

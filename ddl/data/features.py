@@ -187,7 +187,7 @@ def checked_spec(spec: Any, what: str, of_batch: int = 0) -> dict[str, tf.Tensor
       of_batch: Dimensions that come before those of the example.
 
     Raises:
-      DataError: If a feature is not dense, or its shape is not known.
+      DataError: If a feature is not dense, or its shape is not known or has no values.
     """
     found = {}
     for name, feature in spec.items():
@@ -202,6 +202,8 @@ def checked_spec(spec: Any, what: str, of_batch: int = 0) -> dict[str, tf.Tensor
                 f"Feature {name!r} of {what} must have one static shape, got {shape}. State one "
                 f"that does not vary by tf.ensure_shape. {ONE_LENGTH}"
             )
+        if not shape.num_elements():  # on which unbatch of TensorFlow 2.21 crashes
+            raise DataError(f"Feature {name!r} of {what} has no values, shape {shape}. Remove it.")
         found[name] = tf.TensorSpec(shape, feature.dtype, name)
     return found
 

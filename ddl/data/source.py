@@ -137,7 +137,7 @@ class Source:
         if not self._length:
             raise DataError(f"{self.name} must have at least one example, got 0. Correct its data.")
         first = self._first()
-        self.row_spec = features.spec_of(first)
+        self.row_spec = features.checked_spec(features.spec_of(first), self.name)
         sizes = (sum(map(len, v.flat)) if v.dtype == object else v.nbytes for v in first.values())
         self.row_bytes = sum(sizes)
         self.element_spec = self.row_spec if decode is None else self._decoded_spec(decode)
@@ -282,7 +282,8 @@ class Source:
 
 def first_line(error: Exception) -> str:
     """Returns the first line of an error's message, without TensorFlow's names of nodes."""
-    return re.sub(r"\{\{.*?\}\} | \[Op:.*", "", str(error).partition("\n")[0]).rstrip(".")
+    names = r"\{\{.*?\}\} | \[Op:.*|^Error in .* iterator: \S+ "
+    return re.sub(names, "", str(error).partition("\n")[0]).rstrip(".")
 
 
 def are_same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
