@@ -70,7 +70,7 @@ def _is_set(data: Any) -> bool:
     """Returns whether a value of a mapping is a data set of its own, and no feature."""
     if isinstance(data, tuple | list):
         return _is_pair(data)
-    is_array = hasattr(data, "__array__") or isinstance(data, range | str | bytes)
+    is_array = hasattr(data, "__array__") or isinstance(data, range | str | bytes | tf.RaggedTensor)
     has_items = hasattr(data, "__getitem__") or hasattr(data, "__getitems__")
     return not is_array and (has_items or callable(data) or isinstance(data, (*_SETS, Iterator)))
 

@@ -74,7 +74,7 @@ def array_of(value: Any, name: str, what: str) -> np.ndarray:
     if isinstance(value, np.ndarray):
         return np.asarray(value)
     try:
-        array = np.asarray(value)
+        array = np.asarray(value.numpy() if isinstance(value, tf.RaggedTensor) else value)
         return np.asarray(value, object) if array.dtype.kind in "US" else array
     except ValueError as error:
         raise DataError(

@@ -36,9 +36,7 @@ def mlp(**arguments: Any) -> ddl.Classification:
 
 
 def cnn() -> ddl.Classification:
-    model = ddl.models.cnn(
-        (6, 6, 1), 3, blocks=((4,),), hidden_units=(8,), batch_normalization=True
-    )
+    model = ddl.models.cnn((6, 6, 1), 3, blocks=[(4,)], hidden_units=[8], batch_normalization=True)
     return ddl.Classification(model)
 
 
