@@ -206,8 +206,8 @@ class Source:
 
     def _rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         if self._read_rows is not None:
-            rows = self._read_rows(indices)
-            return {name: features.taken_by_tensorflow(column) for name, column in rows.items()}
+            block = self._read_rows(indices)
+            return {name: features.taken_by_tensorflow(column) for name, column in block.items()}
         numbers = indices.tolist()
         rows: dict[str, np.ndarray] = {}
         # A user's object may hold an open file, and fill the same array for each item.

@@ -278,11 +278,11 @@ class Stream:
         batch, wanted = self._named(element), self.num_examples
         rows = tf.shape(next(iter(batch.values())))[0]
         total, is_end = before + tf.cast(rows, tf.int64), tf.equal(rows, 0)
+        text = f"{self.name} must have {wanted or 'at least 1'} examples in each pass, got {{}}."
         fits = total > 0
         if wanted is not None:
             fits = tf.where(is_end, tf.equal(total, wanted), total <= wanted)
-        text = f"{self.name} must have {wanted or 'at least 1'} examples in each pass, got {{}}."
-        text += " Where a map changes the rows of batches, end with .unbatch()." * bool(wanted)
+            text += " Where a map changes the rows of batches, end with .unbatch()."
         own = batch.get("weight")
         batch["weight"] = tf.ones([rows]) if own is None else features.checked_weight(own)
 

@@ -23,7 +23,7 @@ UNFIT = [
     ([], None, "list must have at least one example, got 0. Correct its data"),
     ([5], None, "Item 0 of list must be a dict of features, or a tuple .* got 5"),
     ([([[[1], [2, 3]]], 0)], None, "Item 0 of list has 1 arrays as x. Give x as a dict"),
-    ([{"x": []}], None, "Feature 'x' of list has no values"),
+    ([{"x": []}], None, "Feature 'x' of Item 0 of list has no values"),
     ([{"x": [[1], [2, 3]]}], None, "'x' of Item 0 of list .* pad texts to one length, or pack"),
     (Changing([0]), None, "Two reads of item 0 of Changing differ.*decode"),
     ([{"x": 1}], lambda item: item, r"Source.decode must be a function of \(item, seed\)"),
