@@ -19,7 +19,7 @@ from absl import logging
 from ddl.data import features
 from ddl.data.order import steps_per_epoch
 from ddl.data.source import are_same, first_line
-from ddl.errors import DataError, check_takes, definition_of
+from ddl.errors import DataError, check_takes, definition_of, repeats
 
 # Parts of private class names of tf.data: operations that turn batches into other elements. Nothing
 # but the operations tells a batch of 50 images from one example of 50 images.
@@ -315,7 +315,7 @@ class Stream:
         try:
             yield from dataset.as_numpy_iterator()
         except tf.errors.OpError as error:
-            if isinstance(self.error, DataError):
+            if self.error is not None:
                 raise self.error from self.error.__cause__
             raise DataError(f"{self.name} could not be read: {first_line(error)}.") from error
 
@@ -396,7 +396,8 @@ class Stream:
             line = traceback.extract_tb(error.__traceback__)[-1]
             reason = f"{type(error).__name__}: {error} ({line.filename}:{line.lineno})"
             known = DataError(f"{self.name} could not be read: {reason}. Correct it.")
-            self.error = error if isinstance(error, DataError) else known
+            # A restart may not meet the error of a disk or a network again.
+            self.error = error if isinstance(error, DataError) or not repeats(error) else known
             raise self.error from None
 
 

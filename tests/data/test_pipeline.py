@@ -111,9 +111,8 @@ def memory(name):
 def test_arrays_are_copied_at_most_once(resident, copies):
     array = np.ones([280_000, 256], np.float32)  # 287 MB, too large to be copied unasked
     for rows in (array[:64], array):  # the first ones take TensorFlow's own memory
-        source = Source({"x": rows}) if resident else concatenate([{"x": rows}, {"x": rows[:9]}])
-        pipeline = pipeline_of(source, 64, resident=resident)
         Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
         before = memory("VmRSS")
-        updates(pipeline, make_strategy(*ONE))
+        source = Source({"x": rows}) if resident else concatenate([{"x": rows}, {"x": rows[:9]}])
+        updates(pipeline_of(source, 64, resident=resident), make_strategy(*ONE))
     assert memory("VmHWM") - before < (copies + 0.1) * array.nbytes

@@ -181,6 +181,7 @@ WRONG = {
         lambda: examples().map(lambda x, y: {"x": tf.sparse.from_dense(x)}).batch(3),
         "'x' of .* is a SparseTensorSpec. Make it dense",
     ),
+    "a disk": (lambda: lambda: (n for n in ()).throw(OSError("broken")), "^broken$"),
     "a file that is missing": (
         lambda: tf.data.TextLineDataset("/no/file").map(lambda t: {"x": t}),
         "could not be read.*/no/file",
@@ -190,7 +191,7 @@ WRONG = {
 
 @pytest.mark.parametrize(("make", "told"), WRONG.values(), ids=WRONG)
 def test_wrong_data_are_refused_at_the_start(make, told):
-    with pytest.raises((DataError, ConfigError), match=told):
+    with pytest.raises((DataError, ConfigError, OSError), match=told):
         stream(make())
 
 
