@@ -459,7 +459,8 @@ def counter_at(counter: tf.Tensor, place: tf.Tensor | int) -> tf.Tensor:
 def drawn_by_state(graph: tf.Graph) -> str | None:
     """Returns an operation that draws other numbers each time, as messages call it, if any.
 
-    Draws of ddl and Keras are stateless operations, which repeat their numbers for the same seed.
+    Draws of ddl are stateless operations, which repeat their numbers for the same seed. Those of
+    Keras are too, but they assign the next seed to a variable.
 
     Args:
       graph: A graph; the functions that it calls are searched too.
@@ -471,8 +472,8 @@ def drawn_by_state(graph: tf.Graph) -> str | None:
 
 
 def _has_state(node: Any) -> bool:
-    """Returns whether a node draws numbers by a state that is no layer's variable."""
-    if node.op.startswith(("Rng", "StatefulRandom")):  # tf.random.Generator
+    """Returns whether a node draws numbers by a state, or changes one."""
+    if node.op.startswith(("Rng", "StatefulRandom", "Assign")):  # tf.random.Generator, Keras
         return True
     # The recurrent kernels of GPUs have seeds for a dropout that Keras does not use.
     unused = "dropout" in node.attr and not node.attr["dropout"].f

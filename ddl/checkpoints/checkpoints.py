@@ -17,7 +17,6 @@ from absl import logging
 
 from ddl.checkpoints import contents, directory
 from ddl.checkpoints.directory import Retention, SavedCheckpoint
-from ddl.data.stream import Stream
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, ModelDirectoryError
 from ddl.tasks.parts import layers_of
@@ -321,14 +320,14 @@ class Checkpoints:
             self.trainer.state = self.trainer.state._replace(**state)
 
 
-def _position_of(trainer: Trainer) -> dict[str, int | None]:
-    """Returns the numbers on which the position in the data depends, by what they are."""
-    found: dict[str, int | None] = {}
+def _position_of(trainer: Trainer) -> dict[str, int | str | None]:
+    """Returns the values on which the position in the data depends, by what they are."""
+    found: dict[str, int | str | None] = {}
     for number, (name, one) in enumerate(trainer.pipelines.items(), 1):
         of = f" of source {number} ({name})" if name else ""  # the first one counts the epochs
-        examples = f"{'counted' if isinstance(one.source, Stream) else 'number of'} examples{of}"
-        found |= {f"global batch size{of}": one.global_batch_size, examples: one.num_examples}
-        found[f"batches per update{of}"] = one.batches_per_update
+        for what in ("global_batch_size", "num_examples", "batches_per_update"):
+            found[f"{what.replace('_', ' ')}{of}"] = getattr(one, what)
+        found[f"kind of data{of}"] = type(one.source).__name__
         digest = getattr(getattr(one.source, "items", None), "digest", None)
         found[f"digest of lengths of documents, packed.seed and NumPy's version{of}"] = digest
     return found
@@ -337,7 +336,8 @@ def _position_of(trainer: Trainer) -> dict[str, int | None]:
 def _position_differs(saved: SavedCheckpoint, trainer: Trainer) -> str:
     """Returns how steps or data positions mean something else here; "" if they do not."""
     was, now = saved.metadata.position, _position_of(trainer)
-    both = [(label, was.get(label), now.get(label)) for label in {**was, **now}]
-    # A stream is counted only for a length in epochs.
-    changed = [x for x in both if x[1] != x[2] and not (x[0].startswith("counted") and None in x)]
-    return contents.some([f"its {x} is {a}, expected {b}" for x, a, b in changed], 3)
+    # Counting the examples of a stream changes no position.
+    counted = {k for k in was if k.startswith("num examples") and None in (was[k], now.get(k))}
+    labels = [label for label in {**was, **now} if label not in counted]
+    changed = [label for label in labels if was.get(label) != now.get(label)]
+    return contents.some([f"its {x} is {was.get(x)}, expected {now.get(x)}" for x in changed], 3)

@@ -37,14 +37,14 @@ class Metadata:
     Attributes:
       metrics: Metrics of the evaluation at this step, if any, that are finite.
       values: Path, shape and dtype of each value, by its key in TensorFlow's file.
-      position: Numbers on which the position in the data depends, by what they are.
+      position: Values on which the position in the data depends, by what they are.
       sha256: Digest of keys and bytes of weights, slots, statistics and averages, which equal runs
         share. `CheckpointDirectory.write` fills it in.
     """
 
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     values: Entries = dataclasses.field(default_factory=dict)
-    position: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
+    position: Mapping[str, int | str | None] = dataclasses.field(default_factory=dict)
     sha256: str = ""
 
 

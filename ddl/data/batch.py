@@ -18,7 +18,7 @@ from ddl.distribution.path import path_of
 from ddl.errors import ConfigError
 from ddl.microbatch import is_compiled
 
-_RESIDENT_UP_TO_BYTES = 256 << 20
+RESIDENT_UP_TO_BYTES = 256 << 20
 """Small compared to the memory of any accelerator, and larger than CIFAR-10 (154 MB)."""
 
 _WIDENED = ("int32", "uint32")
@@ -94,7 +94,7 @@ def are_resident(source: Any, wanted: bool | Literal["auto"]) -> bool:
     arrays = numeric_arrays(source)
     if wanted is True and arrays is None:
         raise ConfigError(f"data_on_device = True needs arrays of numbers, got {source.name}.")
-    small = sum(array.nbytes for array in (arrays or {}).values()) <= _RESIDENT_UP_TO_BYTES
+    small = sum(array.nbytes for array in (arrays or {}).values()) <= RESIDENT_UP_TO_BYTES
     return arrays is not None and (small if wanted == "auto" else wanted)
 
 

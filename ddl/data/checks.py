@@ -48,9 +48,7 @@ def check_same_features(
     """
     for name, spec in train.items():
         if name not in evaluation:
-            raise DataError(
-                f"Feature {name!r} of the training data is missing from the evaluation data."
-            )
+            raise DataError(f"Evaluation data lack the feature {name!r} of the training data.")
         if evaluation[name].shape != spec.shape:
             raise DataError(
                 f"Feature {name!r} must have shape {spec.shape}, as in the training data, got "

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
+from ddl.data.batch import RESIDENT_UP_TO_BYTES
 from ddl.data.features import described
 from ddl.data.order import example_at, in_parts
 from ddl.data.source import Source
@@ -26,7 +28,7 @@ def subset(data: Any, examples: int | Sequence[int] | np.ndarray) -> Source:
       DataError: If there are fewer examples, or an index is out of range.
     """
     (source,) = _alike([data], "subset")
-    chosen = np.arange(examples) if isinstance(examples, int) else np.asarray(examples)
+    chosen = np.arange(examples) if isinstance(examples, int | np.integer) else np.asarray(examples)
     is_valid = chosen.ndim == 1 and chosen.dtype.kind in "iu" and chosen.size > 0
     if not is_valid or chosen.min() < 0 or chosen.max() >= len(source):
         raise DataError(
@@ -66,10 +68,8 @@ def mix(sources: Sequence[Any], shares: Sequence[float]) -> Source:
     """
     found = _alike(sources, "mix")
     parts = np.asarray(shares, np.float64)
-    if parts.shape != (len(found),) or not (parts > 0).all() or abs(parts.sum() - 1) > 1e-6:
-        raise ConfigError(
-            f"mix.shares must be {len(found)} positive numbers with sum 1, got {shares!r}."
-        )
+    if parts.shape != (len(found),) or not (parts > 1e-12).all() or abs(parts.sum() - 1) > 1e-6:
+        raise ConfigError(f"mix takes {len(found)} positive shares with sum 1, got {shares!r}.")
     lengths = np.array([len(source) for source in found], np.int64)
     counts = np.rint((lengths / parts).max() * parts).astype(np.int64)
     ends = np.cumsum(np.maximum(counts, lengths))
@@ -109,9 +109,9 @@ class _Combined:
 
 def _combined(sources: Sequence[Source], length: int, located: _Located) -> Source:
     items: Any = _Combined(sources, length, located)
-    maps = [isinstance(x, np.memmap) for one in sources for x in (one.arrays or {}).values()]
-    are_arrays = all(one.arrays is not None for one in sources) and not any(maps)
-    if are_arrays and length <= sum(map(len, sources)):
+    are_arrays = all(one.arrays is not None for one in sources)
+    is_small = length * sources[0].row_bytes <= RESIDENT_UP_TO_BYTES  # others are not copied
+    if are_arrays and is_small and length <= sum(map(len, sources)):
         items = items.rows(np.arange(length))
     files = [file for source in sources for file in source.files]
     return Source(items, sources[0].decode, files=files)
@@ -121,7 +121,7 @@ def _alike(sources: Sequence[Any], user: str) -> list[Source]:
     """Returns data as sources, after checking that their features are the same."""
     if not isinstance(sources, list | tuple) or not sources:
         raise DataError(f"{user} takes a list of at least one source, got {sources!r:.80}.")
-    if any(isinstance(source, tf.data.Dataset | Stream) for source in sources):
+    if any(isinstance(one, tf.data.Dataset | keras.utils.PyDataset | Stream) for one in sources):
         raise DataError(
             f"{user} needs examples with indices, got a stream. A tf.data.Dataset has methods of "
             "its own: take, skip, concatenate, sample_from_datasets."

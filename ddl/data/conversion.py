@@ -43,7 +43,8 @@ def as_source(data: Any, argument: str = "The data") -> Source | Stream:
             "sets by ddl.data.concatenate or mix, or pass Trainer.train_data a dict by name."
         )
     try:
-        if isinstance(data, tf.data.Dataset | keras.utils.PyDataset | Iterator) or callable(data):
+        is_function = callable(data) and not hasattr(type(data), "__getitem__")
+        if isinstance(data, tf.data.Dataset | keras.utils.PyDataset | Iterator) or is_function:
             return stream(data)
         return Source(tuple(data) if isinstance(data, list) and _is_pair(data) else data)
     except DataError as error:
@@ -71,7 +72,7 @@ def _is_set(data: Any) -> bool:
     """Returns whether a value of a mapping is a data set of its own, and no feature."""
     if isinstance(data, tuple | list):
         return _is_pair(data)
-    is_array = hasattr(data, "__array__") or isinstance(data, range | str | bytes)
+    is_array = hasattr(data, "__array__") or isinstance(data, range | str | bytes | tf.RaggedTensor)
     has_items = hasattr(data, "__getitem__") or hasattr(data, "__getitems__")
     return not is_array and (has_items or callable(data) or isinstance(data, (*_SETS, Iterator)))
 

@@ -1,7 +1,7 @@
 """Features of an example: their names, dtypes and shapes, of which all examples have the same."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ def named(example: Any, what: str, weight_rank: int | None = 0) -> dict[str, Any
     """
     if isinstance(example, tuple | list) and len(example) in (2, 3):
         inputs, *others = example
-        if isinstance(inputs, tuple | list) and all(np.ndim(one) > 0 for one in inputs):
+        if isinstance(inputs, tuple | list) and not any(map(np.isscalar, inputs)):
             raise DataError(
                 f"{what} has {len(inputs)} arrays as x. Give x as one array, np.asarray(x), or as "
                 "a dict by the names of the model's inputs."
@@ -67,12 +67,14 @@ def array_of(value: Any, name: str, what: str) -> np.ndarray:
     """Converts a feature into an array; text becomes Python objects, which keep zero bytes.
 
     Raises:
-      DataError: If NumPy cannot convert it, as where rows differ in length.
+      DataError: If NumPy cannot convert it, as where rows differ in length, or values are masked.
     """
+    if isinstance(value, np.ma.MaskedArray) and np.any(value.mask):
+        raise DataError(f"Feature {name!r} of {what} has masked values. Fill them by .filled(…).")
     if isinstance(value, np.ndarray):
         return np.asarray(value)
     try:
-        array = np.asarray(value)
+        array = np.asarray(value.numpy() if isinstance(value, tf.RaggedTensor) else value)
         return np.asarray(value, object) if array.dtype.kind in "US" else array
     except ValueError as error:
         raise DataError(
@@ -166,7 +168,7 @@ def example_spec(
 ) -> dict[str, tf.TensorSpec]:
     """Returns the specification of one example after checking that its shapes are static."""
     if is_batch and rows_in(spec) == 0:
-        raise DataError(f"{what} must be features of equal length, got {described(spec)}.")
+        raise DataError(f"{what} must be features of one length, 1 or more, got {described(spec)}.")
     return checked_spec(spec, what, int(is_batch))
 
 
@@ -185,7 +187,7 @@ def checked_spec(spec: Any, what: str, of_batch: int = 0) -> dict[str, tf.Tensor
       of_batch: Dimensions that come before those of the example.
 
     Raises:
-      DataError: If a feature is not dense, or its shape is not known.
+      DataError: If a feature is not dense, or its shape is not known or has no values.
     """
     found = {}
     for name, feature in spec.items():
@@ -197,8 +199,11 @@ def checked_spec(spec: Any, what: str, of_batch: int = 0) -> dict[str, tf.Tensor
         shape = tf.TensorShape(feature.shape)[of_batch:]
         if not shape.is_fully_defined():
             raise DataError(
-                f"Feature {name!r} of {what} must have one static shape, got {shape}. {ONE_LENGTH}"
+                f"Feature {name!r} of {what} must have one static shape, got {shape}. State one "
+                f"that does not vary by tf.ensure_shape. {ONE_LENGTH}"
             )
+        if not shape.num_elements():  # on which unbatch of TensorFlow 2.21 crashes
+            raise DataError(f"Feature {name!r} of {what} has no values, shape {shape}. Remove it.")
         found[name] = tf.TensorSpec(shape, feature.dtype, name)
     return found
 
@@ -218,14 +223,14 @@ def checked_weight(weight: tf.Tensor) -> tf.Tensor:
     return tf.debugging.check_numerics(tf.where(weight < 0, math.nan, weight), message)
 
 
-def check_weights(weight: np.ndarray, what: str) -> None:
-    """Raises DataError, naming the data, if a weight is negative, NaN or infinite."""
+def check_weights(weight: np.ndarray, describe: Callable[[int], str]) -> None:
+    """Raises DataError, naming the example by its row, if a weight is negative or not finite."""
     bad = ~(np.isfinite(weight) & (weight >= 0))
     if bad.any():
         row = int(np.argmax(bad))
         raise DataError(
-            f"Feature 'weight' of {what} must be finite numbers of at least 0, got {weight[row]} "
-            f"in row {row:,} of {len(weight):,}."
+            f"Feature 'weight' of {describe(row)} must be a finite number of at least 0, got "
+            f"{weight[row]}."
         )
 
 

@@ -37,9 +37,7 @@ def steps_per_epoch(num_examples: int, global_batch_size: int) -> int:
       ConfigError: If the batch size is not from 1 to 2^31 - 1.
     """
     if not 1 <= num_examples <= _LARGEST:
-        raise DataError(
-            f"A data set must have from 1 to {_LARGEST:,} examples, got {num_examples:,}."
-        )
+        raise DataError(f"A data set must have 1 to {_LARGEST:,} examples, got {num_examples:,}.")
     if not 1 <= global_batch_size <= _LARGEST_BATCH:
         raise ConfigError(
             f"GLOBAL_BATCH_SIZE must be from 1 to {_LARGEST_BATCH:,}, got {global_batch_size:,}."

@@ -2,7 +2,7 @@
 
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,9 +38,8 @@ class Arrays:
           DataError: If there are none; if their lengths differ; or if an array is a scalar or has a
             dtype that TensorFlow lacks.
         """
-        self.arrays = {
-            n: _as_array(n, one) for n, one in features.named(arrays, "The data", 1).items()
-        }
+        given = features.named(arrays, "The data", 1)
+        self.arrays = {name: _as_array(name, one) for name, one in given.items()}
         first, *others = self.arrays
         for name in others:
             if len(self.arrays[name]) != len(self.arrays[first]):
@@ -138,14 +137,13 @@ class Source:
         if not self._length:
             raise DataError(f"{self.name} must have at least one example, got 0. Correct its data.")
         first = self._first()
-        self.row_spec = features.spec_of(first)
-        self.row_bytes = sum(
-            sum(map(len, v.flat)) if v.dtype == object else v.nbytes for v in first.values()
-        )
+        self.row_spec = features.checked_spec(features.spec_of(first), self.name)
+        sizes = (sum(map(len, v.flat)) if v.dtype == object else v.nbytes for v in first.values())
+        self.row_bytes = sum(sizes)
         self.element_spec = self.row_spec if decode is None else self._decoded_spec(decode)
         features.check_weight_spec(self.element_spec, self.name)
         if self.arrays is not None and (weight := self.arrays.get("weight")) is not None:
-            features.check_weights(weight, self.name)
+            features.check_weights(weight, self.describe)
             if not weight.any():
                 raise DataError(f"Feature 'weight' is 0 for all {len(weight):,} examples.")
 
@@ -178,7 +176,7 @@ class Source:
         try:
             rows = self._rows(indices)
             if "weight" in rows:
-                features.check_weights(rows["weight"], self.name)
+                features.check_weights(rows["weight"], lambda row: self.describe(indices[row]))
             return rows
         except Exception as error:
             self.error = error
@@ -199,7 +197,7 @@ class Source:
             item = {name: tf.constant(column[0]) for name, column in rows.items()}
             try:
                 self.decode(item, tf.zeros([2], tf.int64))  # its errors are shorter than a graph's
-            except tf.errors.OpError as error:
+            except (tf.errors.OpError, ValueError) as error:  # of shapes that differ
                 return DataError(
                     f"{definition_of(self.decode)} failed on {self.describe(index)}: "
                     f"{first_line(error)}. Correct or remove it."
@@ -208,25 +206,28 @@ class Source:
 
     def _rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         if self._read_rows is not None:
-            rows = self._read_rows(indices)
-            return {name: features.taken_by_tensorflow(column) for name, column in rows.items()}
+            block = self._read_rows(indices)
+            return {name: features.taken_by_tensorflow(column) for name, column in block.items()}
         numbers = indices.tolist()
-        with self._lock:  # a user's object may hold an open file
-            items = self._read(numbers)
-        examples = [self._example(*one) for one in zip(numbers, items, strict=True)]
-        return {
-            name: features.taken_by_tensorflow(np.stack([one[name] for one in examples]))
-            for name in examples[0]
-        }
+        rows: dict[str, np.ndarray] = {}
+        # A user's object may hold an open file, and fill the same array for each item.
+        with self._lock:
+            for row, item in enumerate(self._read(numbers)):
+                example = self._alike.arrays(item, f"Item {numbers[row]:,} of {self.name}")
+                for name, one in example.items():
+                    if not row:
+                        kind = object if one.dtype.kind in "US" else one.dtype
+                        rows[name] = np.empty((len(numbers), *one.shape), kind)
+                    rows[name][row, ...] = one
+        return {name: features.taken_by_tensorflow(column) for name, column in rows.items()}
 
-    def _read(self, numbers: list[int]) -> list[Any]:
+    def _read(self, numbers: list[int]) -> Iterator[Any]:
         number = numbers[0]
         try:
             if self._read_items is None:
-                found = []
                 for number in numbers:
-                    found.append(self.items[number])
-                return found
+                    yield self.items[number]
+                return
             found = list(self._read_items(numbers))
         except Exception as error:
             if isinstance(error, DataError) or not repeats(error):
@@ -241,10 +242,7 @@ class Source:
                 f"{self.name}.__getitems__ must return {len(numbers):,} items for as many indices, "
                 f"got {len(found):,}."
             )
-        return found
-
-    def _example(self, number: int, item: Any) -> dict[str, np.ndarray]:
-        return self._alike.arrays(item, f"Item {number:,} of {self.name}")
+        yield from found
 
     def _check_protocol(self) -> None:
         indexed = self._read_items is not None or self._read_rows is not None
@@ -284,7 +282,8 @@ class Source:
 
 def first_line(error: Exception) -> str:
     """Returns the first line of an error's message, without TensorFlow's names of nodes."""
-    return re.sub(r"\{\{.*?\}\} | \[Op:.*", "", str(error).splitlines()[0]).rstrip(".")
+    names = r"\{\{.*?\}\} | \[Op:.*|^Error in .* iterator: \S+ "
+    return re.sub(names, "", str(error).partition("\n")[0]).rstrip(".")
 
 
 def are_same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:

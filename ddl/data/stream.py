@@ -19,7 +19,7 @@ from absl import logging
 from ddl.data import features
 from ddl.data.order import steps_per_epoch
 from ddl.data.source import are_same, first_line
-from ddl.errors import DataError, check_takes, definition_of
+from ddl.errors import DataError, check_takes, definition_of, repeats
 
 # Parts of private class names of tf.data: operations that turn batches into other elements. Nothing
 # but the operations tells a batch of 50 images from one example of 50 images.
@@ -267,7 +267,7 @@ class Stream:
         given = element[0] if len(element) == 1 else element
         example = features.named(given, what, self._weight_rank)
         ragged = {n: one for n, one in example.items() if isinstance(one, tf.RaggedTensor)}
-        return example | {n: one.to_tensor(shape=one.shape) for n, one in ragged.items()}
+        return example | {n: _dense(one) for n, one in ragged.items()}
 
     @tf.autograph.experimental.do_not_convert
     def _finished(self, size: int, before: tf.Tensor, element: Any) -> tuple[tf.Tensor, Any]:
@@ -279,10 +279,11 @@ class Stream:
         batch, wanted = self._named(element), self.num_examples
         rows = tf.shape(next(iter(batch.values())))[0]
         total, is_end = before + tf.cast(rows, tf.int64), tf.equal(rows, 0)
+        text = f"{self.name} must have {wanted or 'at least 1'} examples in each pass, got {{}}."
         fits = total > 0
         if wanted is not None:
             fits = tf.where(is_end, tf.equal(total, wanted), total <= wanted)
-        text = f"{self.name} must have {wanted or 'at least 1'} examples in each pass, got {{}}."
+            text += " Where a map changes the rows of batches, end with .unbatch()."
         own = batch.get("weight")
         batch["weight"] = tf.ones([rows]) if own is None else features.checked_weight(own)
 
@@ -315,7 +316,7 @@ class Stream:
         try:
             yield from dataset.as_numpy_iterator()
         except tf.errors.OpError as error:
-            if isinstance(self.error, DataError):
+            if self.error is not None:
                 raise self.error from self.error.__cause__
             raise DataError(f"{self.name} could not be read: {first_line(error)}.") from error
 
@@ -396,7 +397,8 @@ class Stream:
             line = traceback.extract_tb(error.__traceback__)[-1]
             reason = f"{type(error).__name__}: {error} ({line.filename}:{line.lineno})"
             known = DataError(f"{self.name} could not be read: {reason}. Correct it.")
-            self.error = error if isinstance(error, DataError) else known
+            # A restart may not meet the error of a disk or a network again.
+            self.error = error if isinstance(error, DataError) or not repeats(error) else known
             raise self.error from None
 
 
@@ -414,6 +416,12 @@ class _Epochs:
             self._begun += 1
         is_endless = self._data.num_batches is None
         return map(self._data.__getitem__, itertools.count()) if is_endless else self._data
+
+
+def _dense(ragged: tf.RaggedTensor) -> tf.Tensor:
+    """Pads to the static shape, which longer rows do not fit: `to_tensor` would cut them."""
+    size = tf.maximum(ragged.bounding_shape(), [n or 0 for n in ragged.shape])
+    return tf.ensure_shape(ragged.to_tensor(shape=size), ragged.shape)
 
 
 def _optimized(dataset: tf.data.Dataset) -> tf.Tensor:

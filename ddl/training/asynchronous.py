@@ -27,7 +27,6 @@ from ddl.data.stream import Stream
 from ddl.distribution.path import on_host
 from ddl.errors import ConfigError
 from ddl.random import batch_counter
-from ddl.step.effects import nodes_of
 from ddl.step.state import TrainingState
 from ddl.step.train_step import TrainStep
 from ddl.training.device_errors import device_errors
@@ -73,9 +72,11 @@ class CoordinatedLoop:
         arrays = numeric_arrays(self._source)
         self._arrays = arrays and {name: packed(array, False) for name, array in arrays.items()}
         self._check_data()
-        # TensorFlow remakes the data set on a restarted worker.
+        # TensorFlow remakes the data set on a restarted worker. A data set of the user's, unlike a
+        # function that uses it, is sent as a graph.
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-        self._data = iter(self._coordinator.create_per_worker_dataset(self._dataset))
+        made = self._dataset() if self._arrays is None else self._dataset
+        self._data = iter(self._coordinator.create_per_worker_dataset(made))
         # Keras reads the optimizer's count, adds one and writes it back, which loses concurrent
         # updates. An add on the parameter server replaces the instance's hook.
         (optimizer,) = train_step.optimizers.values()
@@ -97,10 +98,10 @@ class CoordinatedLoop:
         """Raises ConfigError unless the data can be sent to workers, or are read without Python."""
         size, cannot = sum(array.nbytes for array in (self._arrays or {}).values()), ""
         if isinstance(self._source, Stream):
-            made = tf.function(
-                lambda: tf.data.experimental.to_variant(self._dataset()), autograph=False
-            )
-            nodes = nodes_of(made.get_concrete_function().graph)
+            variant = tf.data.experimental.to_variant(self._dataset())
+            text = tf.raw_ops.DatasetToGraphV2(input_dataset=variant).numpy()
+            graph = tf.compat.v1.GraphDef.FromString(text)
+            nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
             if python := next((node for node in nodes if node.op in _PYTHON), None):
                 cannot = f"the stream, which calls {python.name} ({python.op})"
         elif not self._arrays or size > _SENT_UP_TO_BYTES:

@@ -87,6 +87,19 @@ def test_a_resumed_run_may_count_its_stream(tmp_path):
     assert Checkpoints(tmp_path, counted).restore_latest().step == 0
 
 
+def test_other_packed_rows_are_refused_but_not_a_count(tmp_path, trainer, monkeypatch):
+    first, other = (ddl.data.packed([[1]] * 9, 2, seed=seed) for seed in range(2))
+    pipeline = trainer.pipelines[""]
+    monkeypatch.setattr(pipeline, "source", first)
+    with monkeypatch.context() as uncounted:
+        uncounted.setattr(pipeline, "num_examples", None)
+        save(tmp_path, trainer)
+    Checkpoints(tmp_path, trainer).restore_latest()
+    monkeypatch.setattr(pipeline, "source", other)
+    with pytest.raises(ModelDirectoryError, match="its digest of lengths of documents"):
+        Checkpoints(tmp_path, trainer).restore_latest()
+
+
 def test_a_snapshot_stays_where_rows_are_updated_in_place(tmp_path):
     """Sparse updates write into a variable's memory unless they know that it is shared."""
     with make_strategy("one_device", 1).scope():

@@ -17,6 +17,17 @@ NUMBERS = 300  # of an example that a trainer reads; with so many, examples are 
 _LABEL = {"label": tf.io.FixedLenFeature([], tf.int64)}
 
 
+class _Refilling:
+    array = np.zeros(1)  # of each item, one after the other
+
+    def __len__(self):
+        return ROWS
+
+    def __getitem__(self, number):
+        self.array[:] = np.sqrt(number)
+        return {"x": self.array}
+
+
 def write(folder: Path) -> None:
     """Writes the files of all readers to an empty folder."""
     numbers, third = range(ROWS), ROWS // 3
@@ -53,7 +64,7 @@ def _table(folder: Path, ending: str) -> ddl.data.Source:
 
 
 READERS = {
-    "items": (lambda _: ddl.data.Source([{"x": np.sqrt(n)} for n in range(ROWS)]), "x"),
+    "items": (lambda _: ddl.data.Source(_Refilling()), "x"),
     "bytes": (lambda _: ddl.data.Source({"x": np.arange(63, dtype="u1").reshape(ROWS, 3)}), "x"),
     "int32": (lambda _: ddl.data.Source({"x": np.arange(ROWS, dtype=np.int32) - 5}), "x"),
     "tf_records": (

@@ -25,10 +25,7 @@ def _classification() -> ddl.Classification:
     return ddl.Classification(model, input_name="image")
 
 
-KINDS = {
-    "readers": files.all_readers,
-    "stream": lambda _: ddl.data.stream(_of_epoch),
-}
+KINDS = {"readers": files.all_readers, "stream": lambda _: ddl.data.stream(_of_epoch)}
 
 
 def make_trainer(data, strategy, **options):

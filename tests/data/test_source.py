@@ -1,5 +1,6 @@
 """Sources of what users and libraries have, `decode`, and the errors of both."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -21,15 +22,14 @@ UNFIT = [
     (iter([]), None, "list_iterator has no __len__. .* ddl.data.stream"),
     ([], None, "list must have at least one example, got 0. Correct its data"),
     ([5], None, "Item 0 of list must be a dict of features, or a tuple .* got 5"),
+    ([([[[1], [2, 3]]], 0)], None, "Item 0 of list has 1 arrays as x. Give x as a dict"),
+    ([{"x": []}], None, "Feature 'x' of Item 0 of list has no values"),
     ([{"x": [[1], [2, 3]]}], None, "'x' of Item 0 of list .* pad texts to one length, or pack"),
     (Changing([0]), None, "Two reads of item 0 of Changing differ.*decode"),
     ([{"x": 1}], lambda item: item, r"Source.decode must be a function of \(item, seed\)"),
     ([{"x": 1}], lambda i, s: {"x": tf.random.uniform([])}, "test_source.py.*draws .*stateless"),
-    (
-        [{"x": 2}],
-        lambda i, s: {"x": tf.range(i["x"])},
-        r"static shape, got \(None,\). .*pad .*pack",
-    ),
+    ([{"x": 1}], lambda i, s: {"x": keras.random.normal([])}, "draws .*stateless"),
+    ([{"x": 2}], lambda i, s: {"x": tf.range(i["x"])}, r"static shape, got \(None,\).* pad .*pack"),
 ]
 
 

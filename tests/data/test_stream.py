@@ -1,5 +1,6 @@
 """A user's pipeline as it is: every form gives the batches of the same examples."""
 
+import re
 import threading
 
 import keras
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ddl.data import stream
+from ddl.data import stream, subset
 from ddl.errors import ConfigError, DataError
 
 N = 11
@@ -32,8 +33,7 @@ class Batches(keras.utils.PyDataset):
         return 4
 
     def __getitem__(self, number):
-        rows = slice(3 * number, 3 * number + 3)
-        return X[rows] + self.shift, Y[rows] + self.shift
+        return X[3 * number :][:3] + self.shift, Y[3 * number :][:3] + self.shift
 
     def on_epoch_end(self):
         self.shift += 100
@@ -89,10 +89,12 @@ def generated(epoch):
 @pytest.mark.parametrize(
     "make", [lambda: epochs, lambda: generated, Batches, lambda: examples().repeat(3)]
 )
-def test_a_run_resumes_at_any_batch(make, caplog):
+def test_a_run_resumes_at_any_batch(make, caplog, capfd, monkeypatch):
+    monkeypatch.setitem(stream.__globals__, "_SECONDS", -1.0)  # between two lines of progress
     whole = labels(make(), 4, 0, 10)
     assert labels(make(), 4, 7, 3) == whole[7:]
-    assert caplog.text.count("Skipping ") == 1
+    (skipped,) = re.findall(r"Skipping (\d+) examples of", caplog.text)
+    assert f"Skipped {int(skipped) - 4} of {skipped} examples of" in capfd.readouterr().err
 
 
 def test_a_function_of_the_epoch_makes_each_pass():
@@ -108,6 +110,19 @@ def test_endless_data_are_never_padded():
         assert labels(found, 4, 2, 2) == [[8, 9, 10, 0], [1, 2, 3, 4]]
         with pytest.raises(DataError, match="has no end.*TRAIN_STEPS.*take"):
             found.count()
+
+
+def test_an_error_tells_how_a_map_may_change_the_rows_of_batches():
+    halved = examples().batch(4).map(lambda x, y: (x[::2], y[::2]))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="11 examples .* got 6.*unbatch"):
+        labels(halved, 4)
+    assert labels(halved.unbatch(), 4, count=2) == [[0, 2, 4, 6], [8, 10, -1, -1]]
+
+
+def test_streams_have_no_subsets():
+    for data in (examples(), Batches(), stream(examples())):
+        with pytest.raises(DataError, match="got a stream"):
+            subset(data, 2)
 
 
 def test_one_note_tells_of_data_that_differ_from_read_to_read(caplog):
@@ -131,14 +146,16 @@ def test_a_generator_that_may_yield_batches_is_told_of(caplog):
     assert caplog.text.count("batched=True") == 1
 
 
-def test_ragged_features_become_dense():
-    def batches():
-        yield {"label": tf.RaggedTensor.from_row_lengths(range(6), [1, 3, 2])}
+def test_ragged_features_become_dense_and_none_is_cut():
+    def of_length(size):
+        batch = {"label": tf.RaggedTensor.from_row_lengths(range(6), [1, 3, 2])}
+        spec = {"label": tf.RaggedTensorSpec([None, size], tf.int32)}
+        return stream(tf.data.Dataset.from_generator(lambda: [batch], output_signature=spec))
 
-    spec = {"label": tf.RaggedTensorSpec([None, 4], tf.int32)}
-    data = tf.data.Dataset.from_generator(batches, output_signature=spec)
-    (batch,) = stream(data).batches(3, 0).take(1).as_numpy_iterator()
+    (batch,) = of_length(4).batches(3, 0).take(1).as_numpy_iterator()
     assert batch["label"].tolist() == [[0, 0, 0, 0], [1, 2, 3, 0], [4, 5, 0, 0]]
+    with pytest.raises(DataError, match=r"\[3,3\] is not compatible with .*2\]"):
+        of_length(2)
 
 
 def ragged():
@@ -164,6 +181,7 @@ WRONG = {
         lambda: examples().map(lambda x, y: {"x": tf.sparse.from_dense(x)}).batch(3),
         "'x' of .* is a SparseTensorSpec. Make it dense",
     ),
+    "a disk": (lambda: lambda: (n for n in ()).throw(OSError("broken")), "^broken$"),
     "a file that is missing": (
         lambda: tf.data.TextLineDataset("/no/file").map(lambda t: {"x": t}),
         "could not be read.*/no/file",
@@ -173,7 +191,7 @@ WRONG = {
 
 @pytest.mark.parametrize(("make", "told"), WRONG.values(), ids=WRONG)
 def test_wrong_data_are_refused_at_the_start(make, told):
-    with pytest.raises((DataError, ConfigError), match=told):
+    with pytest.raises((DataError, ConfigError, OSError), match=told):
         stream(make())
 
 

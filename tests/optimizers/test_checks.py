@@ -80,10 +80,7 @@ def test_all_others_of_keras_and_ddl_are_taken():
 
 
 def test_variables_that_a_pattern_matches_do_not_decay():
-    dense, norm = (
-        keras.layers.Dense(4, name="dense"),
-        keras.layers.BatchNormalization(name="norm"),
-    )
+    dense, norm = keras.layers.Dense(4, name="dense"), keras.layers.BatchNormalization(name="norm")
     model = keras.Sequential([keras.Input((4,)), dense, norm])
     variables, optimizer = model.trainable_variables, K.AdamW(0.1, weight_decay=0.5)
     for variable in variables:

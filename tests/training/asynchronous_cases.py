@@ -82,6 +82,15 @@ def trained(strategy: tf.distribute.Strategy) -> Any:
     }
 
 
+def streamed(strategy: tf.distribute.Strategy) -> Any:
+    """Returns the updates that a stream of TensorFlow's operations made, and losses."""
+    rows = tf.data.Dataset.from_tensor_slices(parity_cases.UNEVEN).shuffle(131, seed=1).batch(5)
+    with strategy.scope():
+        trainer = ddl.Trainer(parity_cases.cnn(), "sgd", rows, global_batch_size=16)
+    losses = [trainer.train(updates)["loss"] for updates in (10, 60)]
+    return [trainer.step, *losses]
+
+
 def refused(strategy: tf.distribute.Strategy) -> Any:
     """Returns the errors for data that cannot be sent to workers, and for a loss scale."""
     items = [{"image": image, "label": 1} for image in IMAGES]

@@ -13,15 +13,9 @@ from tests.run.whole_runs import ROOT
 @pytest.mark.processes
 def test_two_workers():
     """One cluster and one trainer, since their start takes longest."""
-    module = "tests.training.asynchronous_cases"
-    done = forked.run(
-        [sys.executable, "-m", module, "2", "2", "trained", "refused"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+    names = ("trained", "streamed", "refused")
+    command = [sys.executable, "-m", "tests.training.asynchronous_cases", "2", "2", *names]
+    done = forked.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr
     found: dict = {}
     for line in done.stdout.splitlines():
@@ -35,6 +29,8 @@ def test_two_workers():
     assert counts["traces"] == 1
     assert counts["evaluations"][0] == pytest.approx(counts["evaluations"][1], abs=1e-5)
     np.testing.assert_allclose(*counts["predictions"], atol=1e-5)
+    step, first, last = found["streamed"]
+    assert (step, last < first) == (70, True)
     of_source, of_scale = found["refused"]
     assert "they cannot read list. Pass arrays of numbers, or ddl.data.stream" in of_source
     assert "cannot scale the loss" in of_scale

@@ -176,9 +176,7 @@ def images(
     check_choice("images.split", split, SPLITS)
     shape = tuple(image_shape)
     if data_dir is not None and name != "imagenet":
-        raise ConfigError(
-            f"images.data_dir is the folder of imagenet, got {data_dir!r} for {name}. Leave it out."
-        )
+        raise ConfigError(f"images.data_dir is for imagenet, got {data_dir!r} for {name}.")
     if name == "imagenet":
         if num_classes != 1000 or one_hot:
             raise ConfigError("imagenet has 1,000 classes, and takes no one_hot.")
@@ -236,9 +234,13 @@ def image_folder(
       Features "image", uint8 [height, width, channels], and "label", int64 [].
 
     Raises:
+      ConfigError: If `size` or `channels` is another.
       DataError: If the folder is missing or holds no folders, a class has no images, or images lie
         beside the folders.
     """
+    if np.shape(size) != (2,) or min(size) < 1 or channels not in (1, 3, 4):
+        given = f"got size {size!r} and {channels!r} channels"
+        raise ConfigError(f"image_folder needs a height, a width, and 1, 3 or 4 channels, {given}.")
     items, shape = ImageFiles(directory), (*size, channels)
 
     def decode(item: dict[str, tf.Tensor], seed: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -308,9 +310,7 @@ def _class_folders(folder: str) -> list[str]:
     try:
         entries = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
     except OSError as error:
-        raise DataError(
-            f"{error}. image_folder needs a folder of images for each class."
-        ) from error
+        raise DataError(f"{error}. image_folder needs a folder for each class.") from error
     loose = [entry.name for entry in entries if entry.name.lower().endswith(_ENDINGS)]
     classes = sorted(entry.name for entry in entries if entry.is_dir())
     if loose or not classes:

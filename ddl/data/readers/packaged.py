@@ -44,8 +44,7 @@ def digits(split: Split) -> tuple[np.ndarray, np.ndarray]:
       ConfigError: If `split` is another.
     """
     check_choice("digits.split", split, SPLITS)
-    content = io.BytesIO(_FILES.joinpath("digits.npz").read_bytes())
-    with np.load(content, allow_pickle=False) as arrays:
+    with np.load(io.BytesIO(_FILES.joinpath("digits.npz").read_bytes())) as arrays:
         return arrays[f"{split}_image"], arrays[f"{split}_label"].astype(np.int64)
 
 

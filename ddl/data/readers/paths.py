@@ -28,6 +28,8 @@ def found_files(files: Paths, name: str) -> list[str]:
     """
     found: list[str] = []
     for one in [files] if isinstance(files, str | os.PathLike) else files:
+        if not isinstance(one, str | os.PathLike):
+            raise DataError(f"{name} must be a path or a list of paths, got {one!r:.60}.")
         path = os.fspath(one)
         matches = [path] if os.path.isfile(path) else sorted(glob.glob(path, recursive=True))
         matches = [match for match in matches if os.path.isfile(match)]

@@ -43,8 +43,8 @@ def table(
     Raises:
       DataError: If pandas or pyarrow is not installed; a file is missing, damaged or listed twice;
         files differ in their columns; a column is missing; a value is missing, infinite, beyond
-        int64, or text that is not in `categories`; or float32 would change whole numbers, such as
-        ids, of a column that is in no list.
+        int64, or text that is no number and not in `categories`; or float32 would change whole
+        numbers, such as ids, of a column that is in no list.
     """
     paths = found_files(files, "table.files")
     tables = [_read(path) for path in paths]
@@ -88,9 +88,7 @@ def _read(file: str) -> Any:
             raise ValueError("it has no rows, or several columns of one name")
         return found
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise DataError(
-            f"Table {file} could not be read: {first_line(error)}. Correct it."
-        ) from error
+        raise DataError(f"{file} could not be read: {first_line(error)}. Correct it.") from error
 
 
 def _column(
@@ -117,13 +115,13 @@ def _part(name: str, column: Any, file: str, values: Sequence[Any] | None) -> np
             text = f"table.categories of {name!r}: {error}, got {list(values)!r:.200}. Correct it."
             raise DataError(text) from error
         bad, reason = array < 0, f"it is none of table.categories, {list(values)!r:.200}"
-    elif found.dtype.kind not in "biuf":
-        texts = pandas.Series([str(value) for value in found])
-        bad = pandas.to_numeric(texts, errors="coerce").isna().to_numpy()
+    elif found.dtype.kind not in "biuf":  # decimals are objects, as texts are
+        array = pandas.to_numeric([str(value) for value in found], errors="coerce")
+        bad = np.isnan(array)
         reason = "numbers are expected, or the column's values in table.categories"
     else:
         array = found if found.dtype.kind in "bf" else found.astype(np.int64)
-        bad = (found > np.iinfo(np.int64).max) & (found.dtype == np.uint64)
+        bad = (array < 0) & (found.dtype == np.uint64)
         reason = "int64 cannot hold it. Number ids anew from 0 on"
     if bad.any():
         row = int(np.argmax(bad))

@@ -1,6 +1,7 @@
 """Tokens for language models: windows of a running text, and documents, packed or padded."""
 
 import os
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -58,10 +59,8 @@ def tokens(files: Paths | np.ndarray, length: int, *, dtype: str = "uint8") -> S
         texts = [_mapped(path, np.dtype(dtype)) for path in paths]
     windows = Windows(texts, length)
     if not len(windows):
-        raise DataError(
-            f"tokens.length is {length:,}, but the longest text has {max(map(len, texts)):,} "
-            "tokens."
-        )
+        longest = max(map(len, texts))
+        raise DataError(f"tokens.length is {length:,}, but the longest text has {longest:,}.")
     return Source(windows, files=paths)
 
 
@@ -163,7 +162,12 @@ def packed(
 
 
 class PackedRows:
-    """Rows of several documents each; see `packed`."""
+    """Rows of several documents each; see `packed`.
+
+    Attributes:
+      digest: A number that differs if other pieces of documents stand in the rows, so that a run
+        is not resumed with them.
+    """
 
     def __init__(
         self, documents: Sequence[np.ndarray], pieces: np.ndarray, row: np.ndarray, length: int
@@ -177,6 +181,7 @@ class PackedRows:
           length: Tokens of a row.
         """
         self._documents, self._pieces, self._length = documents, pieces, length
+        self.digest = zlib.crc32(pieces.tobytes(), zlib.crc32(row.tobytes()))
         self._first = np.concatenate([[0], np.cumsum(np.bincount(row))])
 
     def __len__(self) -> int:

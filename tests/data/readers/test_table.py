@@ -1,5 +1,6 @@
 import gzip
 import shutil
+from decimal import Decimal
 
 import numpy as np
 import pyarrow
@@ -22,7 +23,7 @@ CSV = "age,income,color,bought\n30,1.5,red,true\n41,2.0,blue,false\n25,0.25,red,
 def file(request, tmp_path):
     path = tmp_path / f"table.{request.param}"
     if request.param == "parquet":
-        parquet.write_table(pyarrow.table(COLUMNS), path)
+        parquet.write_table(pyarrow.table(COLUMNS | {"income": map(Decimal, [1.5, 2, 0.25])}), path)
     elif request.param == "csv.gz":
         path.write_bytes(gzip.compress(CSV.encode()))
     else:

@@ -76,10 +76,7 @@ def two_optimizers() -> dict[str, keras.optimizers.Optimizer]:
     return {"generator": momentum(0.05), "discriminator": momentum(0.02)}
 
 
-TASKS: dict[type, Callable[[], Any]] = {
-    Sam: lambda: momentum(0.05),
-    Grouped: groups,
-}
+TASKS: dict[type, Callable[[], Any]] = {Sam: lambda: momentum(0.05), Grouped: groups}
 
 
 def build(
