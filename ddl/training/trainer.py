@@ -404,12 +404,13 @@ class Trainer:
     def evaluation_weights(self, *, averaged: bool = True) -> AbstractContextManager[None]:
         """Gives the model the weights for evaluation and export within the `with` block.
 
-        These weights are the averages, if the trainer keeps them and `averaged` is True. After the
-        block, and after the last open iterator of `predict_batches`, the model's own weights are
-        restored bit for bit; training and checkpoints need these. Eager, cross-replica context, on
-        all workers.
+        These weights are the averages, if the trainer keeps them, `averaged` is True and an update
+        was made; before the first, the model may have other weights than the averages begin with.
+        After the block, and after the last open iterator of `predict_batches`, the model's own
+        weights are restored bit for bit; training and checkpoints need these. Eager, cross-replica
+        context, on all workers.
         """
-        return self._runner.weights.applied(averaged)
+        return self._runner.weights.applied(averaged and self.step > 0)
 
     @property
     def state(self) -> TrainingState:

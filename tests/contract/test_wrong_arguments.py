@@ -167,7 +167,7 @@ MISTAKES = [
     ("train(Own(lambda y: PerExample(y[:, 0], weight=y)))", "weight", "shape"),
     ("train(Own(lambda y: PerExample(y[:, 0], weight=-tf.exp(y[:, 0]))))", "weight", "at least 0"),
     ("train(Own(lambda y: (y[:, 0] - tf.roll(y[:, 0], 1, 0)) ** 2))", "other examples"),
-    ("train(Own(lambda y: y[:, 0] ** 2, idle_model()))", "idle/extra"),
+    ("train(Own(lambda y: y[:, 0] ** 2, idle_model()))", "idle/extra", "trainable = False"),
     ("trainer(task=Own(lambda y: y[:, 0]), data={'x': X, 'label': Y}).train(1)", "'image'"),
     (
         "train(Own(lambda y: y[:, 0] - tf.ones(8, 'float64')))",

@@ -33,6 +33,8 @@ def assert_same(ours, theirs):
 def test_an_evaluation_of_the_average_leaves_training_alone():
     """Also after an error."""
     trainer = make_trainer(make_strategy("mirrored", 2), weight_average=RULE, precision="float32")
+    trainer.model.set_weights([one + 1 for one in weights(trainer)])  # as those of a file
+    assert trainer.evaluate() == trainer.evaluate(averaged=False)
     trainer.train(5)
     before = weights_and_slots(trainer) + averages(trainer)
     trainer.evaluate()
