@@ -83,7 +83,7 @@ class WarmStart:
         Raises:
           ConfigError: If there is no readable checkpoint, no weight matches, a name belongs to two
             weights, or a shape differs. The model is then unchanged.
-          ModelDirectoryError: If all checkpoints of a folder are damaged.
+          ModelDirectoryError: If all checkpoints of a folder are damaged, or one cannot be read.
         """
         named = [(v.path, v) for v in model.weights] if self.averaged else paths_of(model)
         saved, here = self.find(), _by_name(named)
