@@ -64,7 +64,7 @@ lowest:
 	$(LOWEST)/bin/tensorboard --version
 	$(LOWEST)/bin/python -m pytest -n $(WORKERS) tests/test_main.py tests/test_output.py \
 	  tests/cli tests/config tests/run/test_writers.py tests/run/test_console.py tests/data/readers/test_records.py tests/data/readers/test_table.py \
-	  tests/training/test_history.py
+	  tests/metrics/test_history.py
 
 bench: $(VENV)/.installed benchmarks/peers
 	$(BIN)/python -m benchmarks

@@ -32,7 +32,7 @@ from ddl.cli.placing import build_placement
 
 
 def run(argv: Sequence[str] | None = None) -> None:
-    """Runs the command `ddl`, and exits with a status documented above.
+    """Runs the command `ddl train`, and exits with a status documented above.
 
     Args:
       argv: The program's name, then the arguments; None takes those of this process.

@@ -465,10 +465,13 @@ def drawn_by_state(graph: tf.Graph) -> str | None:
     Args:
       graph: A graph; the functions that it calls are searched too.
     """
-    definition = graph.as_graph_def()
-    bodies = [definition.node, *(each.node_def for each in definition.library.function)]
-    drawing = (node for body in bodies for node in body if _has_state(node))
+    drawing = (node for node in nodes_of(graph.as_graph_def()) if _has_state(node))
     return next((f"the operation {node.name!r} ({node.op})" for node in drawing), None)
+
+
+def nodes_of(graph: Any) -> list[Any]:
+    """Returns the operations of a `tf.compat.v1.GraphDef` and of the functions that it calls."""
+    return [*graph.node, *(node for inner in graph.library.function for node in inner.node_def)]
 
 
 def _has_state(node: Any) -> bool:

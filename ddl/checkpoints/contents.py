@@ -271,9 +271,8 @@ def checksums(values: Iterable[Value]) -> list[int]:
 
 def _bytes(value: np.ndarray) -> bytes | memoryview:
     """Returns the content of an array, not copied; one of texts holds their addresses."""
-    if value.dtype.kind == "O":
-        return repr(value.tolist()).encode()
-    return np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+    flat = np.ascontiguousarray(value).reshape(-1)
+    return repr(flat.tolist()).encode() if flat.dtype.kind == "O" else flat.view(np.uint8).data
 
 
 def _name(variable: Any) -> str:

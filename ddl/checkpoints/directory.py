@@ -230,10 +230,6 @@ class CheckpointDirectory:
                 for path in sorted(files, key=lambda path: path.suffix == ".index"):
                     os.replace(path, self.path / path.name)
                 sync(self.path)
-                # For `tf.train.latest_checkpoint`; ddl does not read it.
-                write_atomically(
-                    self.path / "checkpoint", f'model_checkpoint_path: "step-{step}"\n'
-                )
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 

@@ -147,7 +147,7 @@ class Alike:
         parts = named(element, what, int(self._in_batches))
         arrays = {name: array_of(value, name, what) for name, value in parts.items()}
         if (form := form_of(arrays)) not in self._forms:
-            spec = example_spec(spec_of(arrays), self._in_batches, what)
+            spec = checked_spec(spec_of(arrays), what, self._in_batches)
             self.spec = self.spec or spec
             if spec != self.spec:
                 raise DataError(
@@ -163,32 +163,26 @@ def described(spec: Mapping[str, tf.TensorSpec]) -> str:
     return ", ".join(f"{n} {spec[n].dtype.name} {spec[n].shape}" for n in sorted(spec))
 
 
-def example_spec(
-    spec: Mapping[str, tf.TensorSpec], is_batch: bool, what: str
-) -> dict[str, tf.TensorSpec]:
-    """Returns the specification of one example after checking that its shapes are static."""
-    if is_batch and rows_in(spec) == 0:
-        raise DataError(f"{what} must be features of one length, 1 or more, got {described(spec)}.")
-    return checked_spec(spec, what, int(is_batch))
-
-
 def rows_in(spec: Any) -> int | None:
     """Returns the first dimension of all features, None if unknown; 0 if they share none."""
     found = {one.shape[0] if one.shape.rank else 0 for one in tf.nest.flatten(spec)}
     return found.pop() if len(found) == 1 else 0
 
 
-def checked_spec(spec: Any, what: str, of_batch: int = 0) -> dict[str, tf.TensorSpec]:
+def checked_spec(spec: Any, what: str, is_batch: bool = False) -> dict[str, tf.TensorSpec]:
     """Returns the specification of an example after checking that all shapes are static.
 
     Args:
       spec: Tensors or their specifications by feature.
       what: Name of the maker of the example, for errors.
-      of_batch: Dimensions that come before those of the example.
+      is_batch: Whether it is that of a batch, whose features have one length.
 
     Raises:
-      DataError: If a feature is not dense, or its shape is not known or has no values.
+      DataError: If a feature is not dense, its shape is not known or has no values, or lengths of
+        a batch differ or are 0.
     """
+    if is_batch and rows_in(spec) == 0:
+        raise DataError(f"{what} must be features of one length, 1 or more, got {described(spec)}.")
     found = {}
     for name, feature in spec.items():
         if not isinstance(feature, tf.Tensor | tf.TensorSpec):
@@ -196,7 +190,7 @@ def checked_spec(spec: Any, what: str, of_batch: int = 0) -> dict[str, tf.Tensor
                 f"Feature {name!r} of {what} is a {type(feature).__name__}. Make it dense by "
                 "tf.sparse.to_dense or feature.to_tensor(shape=[…])."
             )
-        shape = tf.TensorShape(feature.shape)[of_batch:]
+        shape = tf.TensorShape(feature.shape)[int(is_batch) :]
         if not shape.is_fully_defined():
             raise DataError(
                 f"Feature {name!r} of {what} must have one static shape, got {shape}. State one "

@@ -188,7 +188,7 @@ class Stream:
                 )
             # Another number of rows than the operation made is no longer its batch.
             self._is_batched = rows is None or (rows > 0 and made in (None, rows))
-        example = features.example_spec(spec, self._is_batched, what)
+        example = features.checked_spec(spec, what, self._is_batched)
         self.element_spec = features.named(example, what)
         self._weight_rank = 1
         if not self._is_batched or count < 0:

@@ -54,7 +54,7 @@ class Perplexity(FunctionOfMean):
 class WeightedMean:
     """A mean with weights of its own, where a tensor in `metrics` has those of the loss.
 
-    return ddl.PerExample(loss, {"head_loss": WeightedMean()(other, weight)})
+        return ddl.PerExample(loss, {"head_loss": WeightedMean()(other, weight)})
 
     It is its own state, see `ddl.metrics.values.StateSums`.
     """

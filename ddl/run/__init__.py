@@ -1,1 +1,1 @@
-"""Runs: training, evaluation and export from a config."""
+"""Runs, from a config or from Python: training, evaluation, export and predictions."""

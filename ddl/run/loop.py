@@ -204,7 +204,7 @@ class Run:
         every = plan.of(callbacks.Every)
         after_loop: list[AfterLoop] = [
             self._profile,
-            self._show_progress,
+            partial(self.console.advance, figures=self._progress),
             Periodic(plan.log_every, self._log, self._total),
             *([Periodic(plan.eval_every, self._evaluate, self._total)] if self.evaluates else []),
             *(Periodic(one.steps, partial(self._call_every, one), _NEVER) for one in every),
@@ -227,9 +227,6 @@ class Run:
             with suppress(ModelDirectoryError):  # already reported
                 if self._checkpoints is not None:
                     self._checkpoints.finish()
-
-    def _show_progress(self, step: int) -> None:
-        self.console.advance(step, self._progress)
 
     def _progress(self) -> dict[str, float]:
         return self.trainer.peek_metrics() | self._speed(self.trainer.pace.steps_per_second)
@@ -368,10 +365,9 @@ def warm_start(trainer: Trainer, run_plan: RunPlan, console: RunConsole) -> None
     if trainer.model is None:
         raise ConfigError("WarmStart needs a task with a `model`. Remove RunPlan.warm_start.")
     workers = Workers(trainer.strategy)
-    if workers.number > 1:  # a run may write newer ones meanwhile
-        with workers.failing_together():
-            chosen = start.find().prefix if workers.is_chief else ""
-        start = dataclasses.replace(start, checkpoint=workers.gather_texts(chosen)[0])
+    with workers.failing_together():  # the chief chooses: a run may write newer ones meanwhile
+        chosen = start.find().prefix if workers.is_chief else ""
+    start = dataclasses.replace(start, checkpoint=workers.gather_texts(chosen)[0])
     with workers.failing_together():
         report = start.apply(trainer.model, trainer.averages)
     if len(read := {one.partition(". ")[0] for one in workers.gather_texts(report)}) > 1:

@@ -76,10 +76,8 @@ class RunPlan:
                 check_count(f"RunPlan.{name}", getattr(self, name))
         every, saved_every = self.retention.every, self.checkpoint_every
         if every is not None and (saved_every is None or every % saved_every):
-            raise ConfigError(
-                f"Retention.every must be a multiple of checkpoint_every (macro CHECKPOINT_EVERY), "
-                f"got {every} and {saved_every}. Change one of the two."
-            )
+            what = f"Retention.every must be a multiple of CHECKPOINT_EVERY, here {saved_every}"
+            raise ConfigError(f"{what}, got {every}. Change one of the two.")
 
     def of(self, kind: type[Kind]) -> list[Kind]:
         """Returns the callbacks of a kind, such as `Every`."""

@@ -29,7 +29,7 @@ from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError
 from ddl.microbatch import CannotCompileError, is_compiled
 from ddl.optimizers.checks import refusing_reductions
-from ddl.step.effects import nodes_of
+from ddl.random import nodes_of
 
 _Result = TypeVar("_Result")
 
@@ -241,7 +241,7 @@ def check_compiles(function: Any) -> None:
     Raises:
       CannotCompileError: If XLA cannot compile it to the same results.
     """
-    for node in nodes_of(function.graph):
+    for node in nodes_of(function.graph.as_graph_def()):
         where = f"the operation {node.op} at {node.name}"
         if _COLLECTIVE.match(node.op):
             raise CannotCompileError(f"{where} communicates across replicas")

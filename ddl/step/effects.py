@@ -9,10 +9,10 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.framework import node_def_pb2
 from tensorflow.python.framework import auto_control_deps_utils, op_def_registry
 
 from ddl.errors import ConfigError
+from ddl.random import nodes_of
 from ddl.tasks.parts import copies_of, layers_of, own_items_of, own_variables_of, variables_of
 from ddl.tasks.task import Task
 
@@ -32,12 +32,6 @@ _MOST_TRACES = 6
 """Two draws may be equal, such as two choices among a few operations."""
 
 
-def nodes_of(graph: tf.Graph) -> list[node_def_pb2.NodeDef]:
-    """Returns the operations of a graph and of the functions that it calls."""
-    whole = graph.as_graph_def()
-    return [*whole.node, *(node for inner in whole.library.function for node in inner.node_def)]
-
-
 def check_stateless(where: str, graph: tf.Graph) -> None:
     """Raises ConfigError for an operation that draws or counts by a state of its own.
 
@@ -47,7 +41,7 @@ def check_stateless(where: str, graph: tf.Graph) -> None:
       where: Name of the loss or step.
       graph: Graph of its trace; the functions that it calls are searched too.
     """
-    for node in nodes_of(graph):
+    for node in nodes_of(graph.as_graph_def()):
         definition = op_def_registry.get(node.op)
         if definition is None or not definition.is_stateful or _ALLOWED.match(node.op):
             continue
@@ -86,7 +80,7 @@ def check_python_draws(where: str, task: Any, trace: Callable[[], tf.Graph]) -> 
         before = states_of_generators(task)
         operations = [
             (node.op, node.attr["value"].SerializeToString(deterministic=True))
-            for node in nodes_of(trace())
+            for node in nodes_of(trace().as_graph_def())
         ]
         if states_of_generators(task) == before:
             return

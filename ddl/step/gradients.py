@@ -177,8 +177,7 @@ def trainable_variables(part: Any, where: str = "The model of a task") -> list[k
       ConfigError: If `part` is none of these, or has no trainable variables.
     """
     parts = part if isinstance(part, list | tuple) else [part]
-    layer = keras.layers.Layer
-    items = [v for x in parts for v in (x.trainable_variables if isinstance(x, layer) else [x])]
+    items = [v for x in parts for v in getattr(x, "trainable_variables", [x])]
     if not items or not all(isinstance(item, keras.Variable) for item in items):
         raise ConfigError(
             f"{where} must be a Keras model, a layer or keras.Variables, or a list of these, with "

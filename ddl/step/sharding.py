@@ -91,7 +91,7 @@ class Sharding:
             name = f"{type(optimizer).__name__} {optimizer.name!r}"
             raise ConfigError(
                 f"{_FLAG} supports elementwise optimizers that are not built yet, got {name}"
-                f"{', which is built' if optimizer.built else ''}. Leave the flag out, or use "
+                f"{', which is built' if optimizer.built else ''}. Leave it out, or use "
                 f"{either([of.__name__ for of in _BY_ENTRY])}, without a call of `build`."
             )
         excluded: set[int] = getattr(optimizer, "_exclude_from_weight_decay", set())

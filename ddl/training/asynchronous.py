@@ -26,7 +26,7 @@ from ddl.data.order import batch_indices
 from ddl.data.stream import Stream
 from ddl.distribution.path import on_host
 from ddl.errors import ConfigError
-from ddl.random import batch_counter
+from ddl.random import batch_counter, nodes_of
 from ddl.step.state import TrainingState
 from ddl.step.train_step import TrainStep
 from ddl.training.device_errors import device_errors
@@ -100,8 +100,7 @@ class CoordinatedLoop:
         if isinstance(self._source, Stream):
             variant = tf.data.experimental.to_variant(self._dataset())
             text = tf.raw_ops.DatasetToGraphV2(input_dataset=variant).numpy()
-            graph = tf.compat.v1.GraphDef.FromString(text)
-            nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
+            nodes = nodes_of(tf.compat.v1.GraphDef.FromString(text))
             if python := next((node for node in nodes if node.op in _PYTHON), None):
                 cannot = f"the stream, which calls {python.name} ({python.op})"
         elif not self._arrays or size > _SENT_UP_TO_BYTES:

@@ -184,8 +184,7 @@ class Probe:
           ConfigError: If the task's losses, weights or metrics have wrong types or shapes, or
             depend on other examples; if the loss draws by Python or NumPy, or writes a variable
             that no checkpoint holds.
-          DataError: If the data cannot be read, or lack a feature that the task reads; or if the
-            task ignores one such as "sample_weight".
+          DataError: If the data cannot be read, or lack a feature that the task reads.
           Exception: Any error of the task.
         """
         task, where = self.loss.task, self.loss.where
