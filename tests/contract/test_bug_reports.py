@@ -189,6 +189,37 @@ def test_a_saved_model_does_not_augment(tmp_path):
     np.testing.assert_allclose(served, predicted, rtol=1e-5, atol=1e-6)
 
 
+def test_an_infinite_limit_of_the_norm_measures_it_and_clips_nothing():
+    found = []
+    for clip_norm in (None, float("inf")):
+        keras.utils.set_random_seed(0)
+        task = ddl.Supervised(dense(1), "mse")
+        made = ddl.Trainer(task, "sgd", (X, Y), global_batch_size=16, clip_norm=clip_norm)
+        found.append((made.train(2, progress=False), made.model.get_weights()))
+    (_, plain), (figures, measured) = found
+    np.testing.assert_array_equal(plain[0], measured[0])
+    assert 0 < figures["gradient_norm"] < 100
+
+
+def test_a_number_of_a_task_that_a_callback_changes_is_refused():
+    """As a schedule of a loss weight: the traced loop would keep the first number."""
+
+    class Weighted(ddl.Supervised):
+        def __init__(self):
+            super().__init__(dense(1), "mse")
+            self.share = 0.5
+
+        def per_example(self, features, training):
+            found = super().per_example(features, training)
+            return ddl.PerExample(self.share * found.loss)
+
+    task = Weighted()
+    trainer = ddl.Trainer(task, "sgd", (X, Y), global_batch_size=16)
+    halve = ddl.Every(1, lambda run: setattr(task, "share", task.share / 2))
+    with pytest.raises(ConfigError, match="share of Weighted .* keeps 0.5, got 0.25"):
+        ddl.fit(trainer, train_steps=3, callbacks=[halve])
+
+
 class Adds(keras.layers.Layer):
     """Adds a loss of its inputs."""
 

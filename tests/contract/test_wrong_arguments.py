@@ -244,6 +244,7 @@ MISTAKES = [
     ("ddl.fit(trainer(), '', train_steps=1)", "model_dir", "empty"),
     ("ddl.fit(trainer(), train_steps=1, restore_best=True)", "restore_best", "model_dir"),
     ("ddl.fit(trainer(), train_steps=1, profile=(0, 1))", "profile", "model_dir"),
+    ("ddl.export(trainer(), 'a/model.keras')", "into a folder", "a/model.keras"),
     ("ddl.gather(tf.ones([8]))", "ddl.gather", "loss"),
     # strategies
     ("trainer(ddl.Classification(network()), strategy=make_strategy('mirrored', 2))", "scope"),
