@@ -60,7 +60,7 @@ def test_a_layer_that_writes_other_values_on_other_replicas_is_refused():
 
 
 def test_a_layer_that_moves_in_each_microbatch_is_refused():
-    with pytest.raises(ConfigError, match=r"assigns to '.*running_mean.*STEPS = 1"):
+    with pytest.raises(ConfigError, match=r"assigns to '.*running_mean.*Set it to 1"):
         normalizing(RunningMean, accumulation_steps=2)
 
 
