@@ -39,14 +39,18 @@ def parse(
     for name in values:
         # By default absl keeps the last value and ignores the earlier ones silently.
         values[name].allow_overwrite = isinstance(values[name], flags.MultiFlag)
-    rest = values([_without_alias(argument) for argument in arguments])[1:]
+    try:
+        rest = values([_without_alias(argument) for argument in arguments])[1:]
+    except flags.UnrecognizedFlagError as error:
+        remedy = ". A config says what is computed: pass --gin_param='NAME = VALUE'."
+        raise flags.Error(f"{error}{'' if 'Did you' in str(error) else remedy}") from None
     for name in _PATHS:
         if name in values and values[name].value in ("", [""]):
             raise flags.Error(
                 f"--{name} must be a path, got an empty text. A variable of the shell may be unset."
             )
     if rest:
-        raise flags.Error(f"'{rest[0]}' is not a flag. Flags begin with --.")
+        raise flags.Error(f"'{rest[0]}' is not a flag. Flags begin with --: --gin_file=FILE.")
     if "gin_file" in values and not values.gin_file:
         raise flags.Error(
             "--gin_file is required. Pass a config, such as --gin_file=configs/digits_cnn.gin."

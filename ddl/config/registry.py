@@ -151,8 +151,8 @@ def bind(one: Binding) -> str:
         known = [short_name(selector) for selector, _ in gin_config._REGISTRY.items()]
         *_, word = re.findall(r"'@?([\w./]+)(?:\(\))?'", what)
         if word == one.arg_name and (found := matches(one.selector)):
-            what = f"{one.selector} has no parameter {word!r}."
             known = [*(found[0].allowlist or inspect.signature(found[0].wrapped).parameters)]
+            what = f"{one.selector} has no parameter {word!r}, only {', '.join(known)}."
         hint = did_you_mean(word, known, cutoff=0.6) or " Correct it, or import its module."
         return complain(one.location, f"{what}{hint}")
 
@@ -221,5 +221,5 @@ def calling(build: Callable[[], Any], name: str, bindings: Mapping[Key, Binding]
         own = [bindings[key] for key in keys[-6:]]  # the last ones are the user's
         lines = dict.fromkeys(line_of(x) for one in own for x in (one, source(one, bindings)))
         at = place_of(cause, user_packages())
-        what = f"{item} cannot be built: {message_of(cause)}"
+        what = f"{item} cannot be built; correct or add its bindings: {message_of(cause)}"
         raise ConfigError("\n".join([what, *lines, *([at.note] if at else [])])) from cause

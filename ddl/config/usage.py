@@ -45,9 +45,10 @@ def _reachable(waiting: list[statements.Reference], bindings: Bindings) -> set[K
 def superfluous(
     found: Collection[Key], given: Sequence[Binding], bindings: Bindings
 ) -> dict[Key, Binding]:
-    """Returns the unused bindings of items that a later statement replaced by another item.
+    """Returns the unused bindings of items that a later statement replaced by another value.
 
-    Such as those of `SGD` after `Trainer.optimizer = @Adam()`, and those that only they refer to.
+    Such as those of `SGD` after `Trainer.optimizer = @Adam()`, or "adam", and those that only they
+    refer to.
     A binding below the statement stays unused: it may be a typo.
 
     Args:
@@ -62,7 +63,7 @@ def superfluous(
     for old in given:
         new = bindings.get(old[:3], old)
         gone = [one for one in references(old.value) if one not in references(new.value)]
-        for key in _reachable(gone, bindings) if references(new.value) else ():
+        for key in _reachable(gone, bindings) if new.value is not None else ():
             if key in found and given.index(bindings[key]) < given.index(new):
                 reasons[key] = new
     return reasons

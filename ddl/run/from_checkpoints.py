@@ -73,7 +73,8 @@ def evaluate(
     Args:
       trainer: A trainer as that of the run; it keeps the restored weights.
       model_dir: Directory of the run.
-      checkpoint: `latest`, or a step.
+      checkpoint: `latest`, or a step. For the best, train with `restore_best`, and then call
+        `trainer.evaluate()`.
 
     Raises:
       ModelDirectoryError: If there is no such checkpoint, it cannot be restored, or metrics.jsonl

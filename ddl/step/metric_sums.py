@@ -220,7 +220,7 @@ def check_output(output: PerExample, where: str, batch: int) -> None:
     except typeguard.TypeCheckError as error:
         raise ConfigError(
             f"{where} must return a ddl.PerExample of tensors, with metrics as a dict, but {error}."
-            " Compute them with TensorFlow or keras.ops."
+            " Return ddl.PerExample(losses), of TensorFlow's or keras.ops' tensors."
         ) from None
     for what, value in tensors_of(output).items():
         dtype = value.dtype

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from ddl.errors import ConfigError, DataError
 from ddl.tasks.parts import layers_of
@@ -185,6 +186,20 @@ def check_model(model: Any, task: str) -> None:
                 f"{task} does not call the {name} of {model.name!r}. Write it as `per_example` or "
                 "`step` of a task (docs/own-step.md), and remove it from the model."
             )
+
+
+def warn_of_activation(model: keras.Model, takes_logits: bool) -> None:
+    """Warns if a model seems to end in probabilities for a loss of logits, or the reverse."""
+    last = model.layers[-1] if model.layers else None
+    activation, known = getattr(last, "activation", None), keras.activations
+    if takes_logits and (isinstance(last, keras.layers.Softmax) or activation is known.softmax):
+        found, remedy = "ends in a softmax, but the loss takes logits", "Remove the softmax."
+    elif not takes_logits and activation is known.linear:
+        found = "ends without an activation, but the loss takes probabilities"
+        remedy = "Add a softmax or a sigmoid, or pass a loss with from_logits=True."
+    else:
+        return
+    logging.warning("The model %r %s: the result will be poor. %s", model.name, found, remedy)
 
 
 def output_shape(model: keras.Model) -> tuple[int | None, ...] | None:

@@ -6,7 +6,6 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
 from ddl.errors import ConfigError
 from ddl.layers.images import Mixed
@@ -81,14 +80,8 @@ class Classification(Supervised):
         self._augmentations = tuple(augmentations)
         self._mixing = mixing
         self._takes_logits = loss is None or loss.get_config().get("from_logits", False)
-        last = model.layers[-1] if model.layers else None
-        is_softmax = getattr(last, "activation", None) is keras.activations.softmax
-        if self._takes_logits and (is_softmax or isinstance(last, keras.layers.Softmax)):
-            logging.warning(
-                "The model %r ends in a softmax, but the loss takes logits. The probabilities are "
-                "normalized twice, so training is slow and its result poor. Remove the softmax.",
-                model.name,
-            )
+        if loss is None:
+            checks.warn_of_activation(model, takes_logits=True)
 
     def per_example(self, features: dict[str, Any], training: bool) -> PerExample:
         """Computes the loss and metrics of a batch: see `ddl.Task.per_example`. Replica context."""

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import keras
 import tensorflow as tf
 
-from ddl.errors import ConfigError, DataError
+from ddl.errors import ConfigError, DataError, did_you_mean
 from ddl.layers.broadcasting import broadcasts, with_rank
 from ddl.metrics.keras_metric import KerasMetric
 from ddl.metrics.means import WeightedMean
@@ -114,6 +114,9 @@ class Supervised:
         self.input_name = input_name
         self._weight_name = checks.ENTRY_WEIGHT
         self._heads = self._made_heads(loss, metrics, loss_weights, label_name)
+        kind = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
+        if kind.lower().endswith("crossentropy"):
+            checks.warn_of_activation(model, getattr(loss, "from_logits", False))
         self._not_inputs = {head.label for head in self._heads.values()}
         self._not_inputs |= {f"{checks.ENTRY_WEIGHT}_{label}" for label in self._not_inputs}
         weights = {} if class_weight is None else class_weight
@@ -316,10 +319,10 @@ def _function(given: Any, kind: Literal["loss", "metric"]) -> tuple[str, _Functi
     """Returns name and function of a loss or metric, by name, of Keras or of the user's."""
     if kind == "metric" and given in ("accuracy", "acc"):
         return "accuracy", _accuracy
-    found = given
+    found, known = given, keras.losses if kind == "loss" else keras.metrics
     try:
         if isinstance(given, str):
-            found = (keras.losses if kind == "loss" else keras.metrics).get(given)
+            found = known.get(given)
     except ValueError:
         found = None
     except TypeError:  # a metric that needs arguments, which `KerasMetric` says
@@ -343,7 +346,8 @@ def _function(given: Any, kind: Literal["loss", "metric"]) -> tuple[str, _Functi
     if not callable(found) or isinstance(found, type):
         raise ConfigError(
             f"Supervised takes a {kind} of Keras, its name, such as 'mse', or a function of "
-            f"(labels, outputs), got {given!r:.80}. Correct the name, or call the class."
+            f"(labels, outputs), got {given!r:.80}.{did_you_mean(str(given), dir(known))} Correct "
+            "the name, or call the class."
         )
     name = name or getattr(found, "__name__", type(found).__name__)
     return name, _checked(found, found, kind)

@@ -153,7 +153,7 @@ def naming_features(where: str, features: Iterable[str]) -> Iterator[None]:
         if error.args and error.args[0] not in features:
             raise DataError(
                 f"{where} reads the feature {error.args[0]!r}, but the data have only "
-                f"{', '.join(sorted(features))}. Add it to the data."
+                f"{', '.join(sorted(features))}. Correct the name, or add it to the data."
             ) from error
         raise
 

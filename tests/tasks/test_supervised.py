@@ -174,3 +174,22 @@ def test_a_loss_of_the_models_own_is_refused():
 def test_bad_data(data, error, message):
     with pytest.raises(error, match=message):
         ddl.Trainer(ddl.Supervised(model(), "mse"), "sgd", data, global_batch_size=8)
+
+
+@pytest.mark.parametrize(
+    ("activation", "loss", "said"),
+    [
+        ("softmax", TAG_LOSS, ""),
+        (None, SPARSE(from_logits=True, reduction=None), ""),
+        (None, "mse", ""),
+        ("softmax", SPARSE(from_logits=True, reduction=None), "Remove the softmax"),
+        ("softmax", None, "Remove the softmax"),
+        (None, TAG_LOSS, "the loss takes probabilities"),
+        (None, keras.losses.BinaryCrossentropy(reduction=None), "the loss takes probabilities"),
+    ],
+)
+def test_a_last_layer_that_does_not_fit_the_loss_is_warned_of(activation, loss, said, caplog):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, activation)])
+    _ = ddl.Supervised(model, loss) if loss else ddl.Classification(model)
+    assert said in caplog.text
+    assert bool(said) == bool(caplog.text)
