@@ -111,11 +111,9 @@ class Retention:
 
     def removable(self, saved: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
         """Returns the checkpoints that need not be kept; `saved` is sorted by step."""
-        stays = {each.step for each in saved[-self.last :]}
-        stays |= {each.step for each in saved if self.every and each.step % self.every == 0}
-        if best := self.best(saved):
-            stays.add(best.step)
-        return [each for each in saved if each.step not in stays]
+        every, stays = self.every, [*saved[-self.last :], self.best(saved)]
+        others = [each for each in saved if each not in stays]
+        return [each for each in others if not (every and each.step % every == 0)]
 
     def _rating(self, metrics: Mapping[str, float]) -> float:
         """Returns a rating, higher is better; -inf if `metrics` lacks the metric."""
@@ -244,13 +242,11 @@ class CheckpointDirectory:
 
     def clear_partial(self) -> None:
         """Removes the files that an interrupted save or removal left behind."""
-        with naming(str(self.path)):
-            for files in self._files().values():
-                for ending, path in files.items():
-                    if ending == "partial":
-                        shutil.rmtree(path, ignore_errors=True)
-                    elif "index" not in files:
-                        path.unlink(missing_ok=True)
+        for step, files in self._files().items():
+            if "partial" in files:
+                shutil.rmtree(files["partial"], ignore_errors=True)
+            if "index" not in files:
+                self.remove([self.at(step)])
 
     def _files(self) -> dict[int, dict[str, Path]]:
         """Returns the files by step and ending, each step's index first."""

@@ -11,6 +11,7 @@ from ddl import microbatch
 from ddl.errors import ConfigError, check_takes
 from ddl.step import clipping
 from ddl.step.clipping import Gradient, Variables, multiply, squared_norm, values_of, widest
+from ddl.tasks.parts import each_once
 
 
 class Gradients:
@@ -183,7 +184,7 @@ def trainable_variables(part: Any, where: str = "The model of a task") -> list[k
             f"{where} must be a Keras model, a layer or keras.Variables, or a list of these, with "
             f"trainable variables, got {part!r:.80}. Pass the model itself, such as self.generator."
         )
-    return list({id(item): item for item in items}.values())  # a shared layer counts once
+    return each_once(items)  # a shared layer counts once
 
 
 def _opaque(gradients: Sequence[Gradient]) -> list[Gradient]:

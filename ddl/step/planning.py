@@ -25,13 +25,13 @@ from ddl.optimizers.groups import Optimizers, assign, groups_by_name
 from ddl.random import batch_counter
 from ddl.step import effects
 from ddl.step.clipping import Variables
-from ddl.step.engine import BUILT_IN, Applied, Groups, LossOf, Plan, each_once
+from ddl.step.engine import BUILT_IN, Applied, Groups, LossOf, Plan
 from ddl.step.global_gradient import Reduced
 from ddl.step.gradients import trainable_variables
 from ddl.step.loss import Loss
 from ddl.step.state import TrainingState
 from ddl.step.update import Update
-from ddl.tasks.parts import layers_of, own_variables_of
+from ddl.tasks.parts import each_once, layers_of, own_variables_of
 from ddl.tasks.task import Task, has_step
 
 
@@ -173,7 +173,7 @@ def _check_complete(where: str, task: Any, update: Update, groups: Groups) -> No
             "leads to them, so no checkpoint would hold them. Keep their layers in attributes."
         )
     trainable = (v for layer in layers for v in layer.trainable_variables)
-    if forgotten := each_once(v.path for v in trainable if id(v.value) not in changed):
+    if forgotten := dict.fromkeys(v.path for v in trainable if id(v.value) not in changed):
         raise ConfigError(
             f"{where} changes no variable of {', '.join(forgotten)}, although they are trainable. "
             "Pass them to update.minimize, or set trainable = False on their layers."

@@ -31,7 +31,7 @@ from ddl.step.metric_sums import SumsOfLosses
 from ddl.step.overflow import KeptValues
 from ddl.step.state import StepBatch, TrainingState
 from ddl.step.update import FINITE, Results, Update
-from ddl.tasks.parts import layers_of, own_variables_of
+from ddl.tasks.parts import each_once, layers_of, own_variables_of
 from ddl.tasks.task import Task, has_step
 
 
@@ -150,7 +150,7 @@ class TrainStep:
             every = [v.value for holder in holders for v in holder.variables]
         every += own_variables_of(self.task, layers)
         in_scope = self.gradient.strategy.extended.variable_created_in_scope
-        return [v for v in {id(v): v for v in every}.values() if in_scope(v)]
+        return [variable for variable in each_once(every) if in_scope(variable)]
 
     def _next_state(
         self, state: TrainingState, results: Results

@@ -63,7 +63,6 @@ from ddl.tasks.task import (
     Task,
     evaluation_loss,
     has_step,
-    is_read,
     names_resembling_weight,
 )
 from ddl.training.checks import naming_features
@@ -328,7 +327,9 @@ class Probe:
                 own = loss.losses_of_layers() if adds else ()
             check_output(output, loss.where, rows)
             for name in names_resembling_weight(features):
-                self.read[name] = self.read.get(name, False) or is_read(features[name], output)
+                feature = features[name]  # which the loss computes with, or returns, or ignores
+                is_read = feature.consumers() or any(feature is x for x in tf.nest.flatten(output))
+                self.read[name] = self.read.get(name, False) or bool(is_read)
             added[:] = added if found else [tf.cast(x, tf.float64) for x in own]
             found.append((output, current))
 
