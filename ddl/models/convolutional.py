@@ -188,11 +188,11 @@ class _Layers:
             shortcut = self.convolution(x, filters_out, 1, stride, f"{name}_shortcut")
             shortcut = self.normalized(shortcut, f"{name}_shortcut")
         # (filters, kernel size, stride) of each convolution.
-        plan = [(filters, 3, stride), (filters, 3, 1)]
+        convolutions = [(filters, 3, stride), (filters, 3, 1)]
         if bottleneck:
-            plan = [(filters, 1, 1), (filters, 3, stride), (filters_out, 1, 1)]
-        for number, (each, size, step) in enumerate(plan, start=1):
-            last = number == len(plan)
+            convolutions = [(filters, 1, 1), (filters, 3, stride), (filters_out, 1, 1)]
+        for number, (each, size, step) in enumerate(convolutions, start=1):
+            last = number == len(convolutions)
             x = self.convolution(x, each, size, step, f"{name}_{number}")
             x = self.normalized(x, f"{name}_{number}", relu=not last, last=last)
         x = keras.layers.Add(name=f"{name}_add")([shortcut, x])

@@ -51,7 +51,7 @@ class Applied(NamedTuple):
 
 
 @dataclasses.dataclass
-class Plan:
+class StepPlan:
     """The losses of an update, and the optimizers that apply their gradients.
 
     Attributes:
@@ -113,10 +113,10 @@ class Plan:
                 raise MicrobatchesError(
                     f"{loss.where} calls ddl.gather, which needs the whole global batch"
                 )
-            if moved := loss.form.moved:
+            if written := loss.form.written:
                 raise MicrobatchesError(
-                    f"The forward pass of {loss.where} assigns to {' and '.join(moved)}, once for "
-                    "the global batch"
+                    f"The forward pass of {loss.where} assigns to {' and '.join(written)}, once "
+                    "for the global batch"
                 )
 
 
@@ -131,7 +131,7 @@ class Engine:
         in the step.
     """
 
-    plan: Plan
+    plan: StepPlan
     gradient: GlobalGradient
     clips: Mapping[str, float | None]
 

@@ -200,10 +200,10 @@ class GlobalGradient:
         self, batch: StepBatch, of_update: Batch, index: Any
     ) -> tuple[Features, Microbatch]:
         """Returns a microbatch's examples of this replica, by its number. Replica context."""
-        pipeline, step, draws = self.pipelines[batch.source], batch.state.step, batch.draws
+        pipeline = self.pipelines[batch.source]
         features = pipeline.examples(of_update, index, batch.number)
-        given = of_update, features, index
-        microbatch = pipeline.microbatch(*given, training=True, step=step, draws=draws)
+        given = {"step": batch.state.step, "pass_number": batch.pass_number, "training": True}
+        microbatch = pipeline.microbatch(of_update, features, index, **given)
         microbatch.remat = self.remat
         microbatch.own_moments = self.local_moments is not None
         if self.microbatches > 1:

@@ -29,17 +29,18 @@ class Gradients:
     Attributes:
       variables: The variables, in the order of the values.
       of_replicas: The values as distributed values, which `strategy.run` takes.
-      draws: Number of the pass that computed the values; None if they were computed of gradients.
+      pass_number: Number of the pass that computed the values in the update; None if they were
+        computed of gradients.
     """
 
     def __init__(
-        self, strategy: tf.distribute.Strategy, variables: Variables, values: Any, draws: Any = None
+        self, strategy: tf.distribute.Strategy, variables: Variables, values: Any, pass_number: Any
     ):
         """Keeps the arguments; `values` has one distributed value for each variable."""
         self._strategy = strategy
         self.variables = tuple(variables)
         self.of_replicas = list(strategy.run(_opaque, args=(list(values),)))
-        self.draws: int | None = draws
+        self.pass_number: int | None = pass_number
 
     @property
     def values(self) -> list[Gradient]:
@@ -140,7 +141,7 @@ class Gradients:
         return self._new(self.variables, self._strategy.run(_in_pairs, args=both))
 
     def _new(self, variables: Variables, values: Sequence[Any]) -> "Gradients":
-        return Gradients(self._strategy, variables, values)
+        return Gradients(self._strategy, variables, values, None)
 
     def _check_same(self, other: Any) -> None:
         others = other.variables if isinstance(other, Gradients) else ()

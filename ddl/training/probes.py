@@ -47,7 +47,7 @@ from ddl.step.effects import (
     check_python_draws,
     check_stateless,
     check_writes,
-    moved_in,
+    names_written_in,
     states_of_generators,
     written_in,
 )
@@ -214,7 +214,7 @@ class Probe:
             tables=tables_in(graph),
             layers=[x for x in layers_of(task) if not isinstance(x, kind) or id(x) in normalizing],
             placing=placing,
-            moved=moved_in(graph, task) if self.training else (),
+            written=names_written_in(graph, task) if self.training else (),
         )
 
     def microbatch(self, rows: int, total: int, mask: tf.Tensor | None) -> Microbatch:
@@ -327,7 +327,7 @@ class Probe:
                 own = loss.losses_of_layers() if adds else ()
             check_output(output, loss.where, rows)
             for name in names_resembling_weight(features):
-                feature = features[name]  # which the loss computes with, or returns, or ignores
+                feature = features[name]  # read if the loss computes with it or returns it
                 is_read = feature.consumers() or any(feature is x for x in tf.nest.flatten(output))
                 self.read[name] = self.read.get(name, False) or bool(is_read)
             added[:] = added if found else [tf.cast(x, tf.float64) for x in own]
