@@ -161,7 +161,7 @@ class CheckpointDirectory:
             if not (damage := self.damage_of(saved)):
                 for each, why in damaged.items():
                     report(f"{each} is damaged: {why}. The checkpoint before it is used.")
-                    with naming(str(each)):
+                    with file_errors(str(each)):
                         # The index last: files without an index count as left over.
                         for path in reversed(self._files()[each.step].values()) if moves else ():
                             os.replace(path, f"{path}.damaged")
@@ -186,7 +186,7 @@ class CheckpointDirectory:
         """
         if not _damage_of(saved):
             return ""
-        with naming(str(saved)):
+        with file_errors(str(saved)):
             for path in self._files().get(saved.step, {}).values():
                 with suppress(FileNotFoundError, IsADirectoryError):
                     shutil.copyfile(path, os.devnull)
@@ -210,7 +210,7 @@ class CheckpointDirectory:
         text = json.dumps(fields, indent=1, allow_nan=False)
         tensors = {**tensors, _JSON: tf.constant(text)}
         try:
-            with naming(f"The checkpoint of step {step} in {self.path}"):
+            with file_errors(f"The checkpoint of step {step} in {self.path}"):
                 shutil.rmtree(partial, ignore_errors=True)
                 partial.mkdir(parents=True)
                 with tf.device("CPU:0"):
@@ -234,7 +234,7 @@ class CheckpointDirectory:
     def remove(self, many: Iterable[SavedCheckpoint]) -> None:
         """Removes checkpoints. Raises ModelDirectoryError if a file cannot be removed."""
         there = self._files()
-        with naming(str(self.path)):
+        with file_errors(str(self.path)):
             for saved in many:
                 for ending, path in there.get(saved.step, {}).items():
                     if ending != "partial":
@@ -251,7 +251,7 @@ class CheckpointDirectory:
     def _files(self) -> dict[int, dict[str, Path]]:
         """Returns the files by step and ending, each step's index first."""
         names: list[str] = []
-        with naming(str(self.path)), suppress(FileNotFoundError, NotADirectoryError):
+        with file_errors(str(self.path)), suppress(FileNotFoundError, NotADirectoryError):
             names = os.listdir(self.path)  # `Path.glob` would hide that the folder is not readable
         found: dict[int, dict[str, Path]] = {}
         for file in sorted(names, key=lambda file: not file.endswith(".index")):
@@ -289,7 +289,7 @@ def reading(prefix: str) -> Iterator[Any]:
 
 
 @contextmanager
-def naming(what: str) -> Iterator[None]:
+def file_errors(what: str) -> Iterator[None]:
     """Turns errors of the system in the `with` block into ModelDirectoryErrors that name a file."""
     try:
         yield
