@@ -37,17 +37,13 @@ def is_compiled() -> bool:
 
 
 @contextmanager
-def _entered(microbatch: "Microbatch | None") -> Iterator[None]:
+def entered(microbatch: "Microbatch | None") -> Iterator[None]:
+    """Makes a microbatch, or none, the current one of the thread within the `with` block."""
     earlier, _OF_THREAD.microbatch = current(), microbatch
     try:
         yield
     finally:
         _OF_THREAD.microbatch = earlier
-
-
-def none() -> AbstractContextManager[None]:
-    """Leaves the thread without a current microbatch within the `with` block."""
-    return _entered(None)
 
 
 class Drawn(NamedTuple):
@@ -148,7 +144,7 @@ class Microbatch:
 
     def forward(self) -> AbstractContextManager[None]:
         """Makes this the current microbatch of the thread within the `with` block."""
-        return _entered(self)
+        return entered(self)
 
     @contextmanager
     def backward(self) -> Iterator[None]:

@@ -458,7 +458,7 @@ def _differences(
 
 def _made_outside(stack: ExitStack, create: Callable[..., Any], **arguments: Any) -> Any:
     """Makes a variable outside of the pass, which thus changes neither weights nor counters."""
-    with microbatch.none():
+    with microbatch.entered(None):
         variable = create(**arguments)
     stack.enter_context(restoring(copies_of(variable)))
     return variable
