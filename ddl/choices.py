@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ddl.errors import ConfigError
 
@@ -68,7 +68,9 @@ def check_types(
         value, wanted = given[name], inspect.formatannotation(kind)
         with suppress(typeguard.TypeCheckError):
             typeguard.check_type(value, kind)
-            if not isinstance(value, bool) or "bool" in wanted:
+            is_number = isinstance(value, bool) and "bool" not in wanted
+            is_sequence = isinstance(value, str) and get_origin(kind) is Sequence
+            if not (is_number or is_sequence):
                 continue
         owner = function.__qualname__.removesuffix(".__init__")
         raise ConfigError(f"{owner}.{name} must be {wanted}, got {value!r:.80}.")

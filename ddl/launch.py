@@ -73,13 +73,14 @@ def build_cluster(arguments: Sequence[str]) -> Cluster:
             f"ddl launch requires Linux, got {sys.platform}. Start each process of ddl.main "
             "yourself, with its TF_CONFIG."
         )
+    checkpoints = Path(run_flags.model_dir or "", "checkpoints").expanduser()
     return Cluster(
         [sys.executable, "-m", "ddl.main", *of_main],
         own.num_workers,
         own.num_ps,
         max_restarts=own.max_restarts,
         pin_gpus=own.pin_gpus,
-        checkpoints=None if run_flags.dry_run else Path(run_flags.model_dir) / "checkpoints",
+        checkpoints=None if run_flags.dry_run else checkpoints,
     )
 
 

@@ -118,8 +118,7 @@ def _refuse(directory: RunDirectory, lines: Sequence[str]) -> None:
 
 def _may_change(name: str) -> bool:
     item, _, parameter = name.rpartition(".")
-    owner = re.split("[/.]", item)[-1]
-    is_owned = owner in _OWNERS or parameter in _PARAMETERS
+    is_owned = re.split("[/.]", item)[-1] in _OWNERS or parameter in _PARAMETERS
     return is_owned or name.startswith(_PLAN) or name == _MICROBATCHES
 
 

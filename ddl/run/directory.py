@@ -36,7 +36,7 @@ class RunDirectory:
           ModelDirectoryError: If `path` is empty or a URL, is or lies under a file, or cannot be
             reached or written.
         """
-        self.path = Path(path)
+        self.path = Path(path).expanduser()
         self.checkpoints = self.path / "checkpoints"
         self.config = self.path / "config.gin"
         self.operative_config = self.path / "operative_config.gin"

@@ -87,7 +87,7 @@ def fit(
       KeyboardInterrupt: On SIGINT, after the update in progress, and after saving.
       TrainingInterrupted: On SIGTERM, as on SIGINT; on a signal to another worker too.
     """
-    check_types(fit, locals(), ("callbacks", "trackers", "return"))
+    check_types(fit, locals(), ("callbacks", "return"))
     if train_epochs is not None and train_steps is None:
         trainer.count_examples()
     every = trainer.steps_per_epoch or _LOG_EVERY

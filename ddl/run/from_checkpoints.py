@@ -14,6 +14,7 @@ from absl import logging
 
 from ddl import config
 from ddl.checkpoints.export import export_model
+from ddl.choices import check_types
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, DdlError, ModelDirectoryError, NotReady
 from ddl.run.directory import RunDirectory
@@ -80,6 +81,7 @@ def evaluate(
       ConfigError: If there is no evaluation data.
       DataError: If the data cannot be read.
     """
+    check_types(evaluate, locals(), ("return",))
     files = Files.of(RunDirectory(model_dir), trainer, None, logging.warning)
     files.checkpoints.restore_model(checkpoint)
     return evaluate_restored(trainer, files, RunConsole(shows=False))
@@ -185,6 +187,9 @@ def export(trainer: Trainer, directory: str | os.PathLike[str]) -> list[Path]:
       ModelDirectoryError: If the export cannot be written.
       ConfigError: If the task has no model, Keras cannot save one, or `directory` names a file.
     """
+    check_types(export, locals(), ("return",))
+    if (number := Workers(trainer.strategy).number) > 1:
+        raise ConfigError(f"An export needs one process, got {number}: set --cluster=none.")
     models = exported_models(trainer) or models_of(trainer.task)
     if not models:
         raise ConfigError(

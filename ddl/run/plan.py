@@ -5,7 +5,6 @@ periods and schedules may call, follows from them.
 """
 
 import dataclasses
-import re
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -249,9 +248,8 @@ def _resolve_seed(directory: RunDirectory | None, workers: Workers) -> None:
     """
     if config.get_macro("SEED") is not None:
         return
-    saved = (directory.saved_config() if directory else None) or ""
-    earlier = re.search(r"^SEED = (\d+)", saved, re.MULTILINE)
-    seed = int(earlier[1]) if earlier else secrets.randbelow(2**31)
+    saved = directory.macros().get("SEED") if directory else None
+    seed = secrets.randbelow(2**31) if saved is None else saved
     config.set_macro("SEED", workers.broadcast(seed))
 
 
@@ -281,13 +279,9 @@ class Files:
     ) -> "Files":
         """Returns the files of a run in a directory. Creates nothing on disk."""
         json_lines = JsonLinesWriter(directory.metrics, report)
-        checkpoints = Checkpoints(
-            directory.checkpoints,
-            trainer,
-            Retention() if run_plan is None else run_plan.retention,
-            report,
-            before_write=json_lines.sync,
-        )
+        retention = Retention() if run_plan is None else run_plan.retention
+        folder, sync = directory.checkpoints, json_lines.sync
+        checkpoints = Checkpoints(folder, trainer, retention, report, before_write=sync)
         return cls(directory, json_lines, TensorBoardWriter(directory.path, report), checkpoints)
 
 

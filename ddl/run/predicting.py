@@ -19,7 +19,7 @@ from absl import logging
 
 from ddl.checkpoints.contents import digest_of, values_of
 from ddl.checkpoints.directory import file_errors, sync, write_atomically
-from ddl.choices import PREDICTIONS
+from ddl.choices import PREDICTIONS, check_types
 from ddl.data.conversion import as_source
 from ddl.data.pipeline import BatchPipeline
 from ddl.data.source import Source
@@ -85,6 +85,7 @@ def predict(
         computed other rows.
       TrainingInterrupted: If a signal stopped it; the same call resumes it.
     """
+    check_types(predict, locals(), ("return",))
     source = check_predicts(trainer, path, data)
     names = [*dict.fromkeys([*features, *({"weight"} & source.element_spec.keys())])]
     batch = next(iter(trainer.pipelines.values())).global_batch_size

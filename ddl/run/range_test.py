@@ -7,6 +7,7 @@ import keras
 import numpy as np
 
 from ddl.checkpoints import contents
+from ddl.choices import check_types
 from ddl.distribution.traits import traits_of
 from ddl.errors import ConfigError, TrainingDiverged
 from ddl.optimizers.groups import by_name
@@ -55,6 +56,7 @@ def find_learning_rate(
       ConfigError: If an argument is out of range, the trainer is another one or belongs to a
         cluster, or training diverges in the first updates.
     """
+    check_types(find_learning_rate, locals(), ("return",))
     if not 0 < lowest < highest or steps < _FEWEST:
         raise ConfigError(f"The test needs 0 < lowest < highest and at least {_FEWEST} steps.")
     optimizer = _optimizer_of(trainer)

@@ -71,10 +71,6 @@ def run(
     flags |= {x: getattr(placement, x) for x in ("jit_compile", "shard_optimizer_state")}
     # ------------------------------------------------------------------ build
     workers = Workers(placement.strategy)
-    if workers.number > 1 and mode == "export":
-        raise ConfigError(
-            f"--mode=export needs one process, got {workers.number}. Start one with --cluster=none."
-        )
     console = RunConsole(shows=workers.is_chief)
     directory = None if model_dir is None else RunDirectory(model_dir, writes=mode != "predict")
     check_same_on_all(workers, flags)

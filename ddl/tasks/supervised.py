@@ -355,6 +355,8 @@ def _checked(function: Any, named: Any, kind: str) -> _Function:
     Keras would broadcast: it would compare labels [batch, 2] with the one output of each example.
     """
     name, module = getattr(named, "__name__", ""), getattr(named, "__module__", None) or ""
+    if name == "ctc" and module.startswith("keras."):
+        return functools.update_wrapper(functools.partial(_of_any_size, function), function)
     if name.startswith(_OF_OTHER_SHAPES) or not module.startswith("keras."):
         return function
 
@@ -377,6 +379,15 @@ def _checked(function: Any, named: Any, kind: str) -> _Function:
 
     checked.__name__ = name
     return checked
+
+
+def _of_any_size(function: _Function, labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    """Calls a loss of loops that TensorFlow names alike for all batches, whose size it hides.
+
+    Else TensorFlow reports "error: 'tfg.While' op …" for each further size in one process.
+    """
+    size = tf.raw_ops.PlaceholderWithDefault(input=tf.shape(outputs)[0], shape=[])
+    return tf.ensure_shape(function(labels[:size], outputs[:size]), outputs.shape[:1])
 
 
 def _accuracy(labels: Any, outputs: Any) -> Any:

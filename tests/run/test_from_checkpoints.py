@@ -1,5 +1,6 @@
 """Trainers of run folders, and what is made of their checkpoints."""
 
+from pathlib import Path
 from unittest.mock import Mock
 
 import keras
@@ -78,3 +79,7 @@ def test_named_models_are_exported_to_folders(tmp_path):
     trainer.task.exported_models = [trainer.model]
     with pytest.raises(ConfigError, match="exported_models must be a dict"):
         ddl.export(trainer, tmp_path)
+
+
+def test_a_tilde_is_the_home_folder():
+    assert RunDirectory("~/runs", writes=False).path == Path.home() / "runs"
