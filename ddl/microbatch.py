@@ -37,17 +37,13 @@ def is_compiled() -> bool:
 
 
 @contextmanager
-def _entered(microbatch: "Microbatch | None") -> Iterator[None]:
+def entered(microbatch: "Microbatch | None") -> Iterator[None]:
+    """Makes a microbatch, or none, the current one of the thread within the `with` block."""
     earlier, _OF_THREAD.microbatch = current(), microbatch
     try:
         yield
     finally:
         _OF_THREAD.microbatch = earlier
-
-
-def none() -> AbstractContextManager[None]:
-    """Leaves the thread without a current microbatch within the `with` block."""
-    return _entered(None)
 
 
 class Drawn(NamedTuple):
@@ -107,8 +103,8 @@ class Microbatch:
       drawn: In a probe, the draws so far by place and number; else None.
       placing: How many rows of each draw belong to each example, by place and number
         (`ddl.random.placing`); None where no probe has told.
-      draws: Number of the pass in the step, each of which draws numbers of its own; the only pass
-        of the built-in step has 0.
+      pass_number: Number of the pass in the step, each of which draws numbers of its own; the only
+        pass of the built-in step has 0.
       weight: float32 [rows], the weights of the examples; None in a trial, where all are 1.
       step: Number of updates made so far, int64 []; None in a trial, where it is 0.
       gathering: How `ddl.gather` gets the rows of other replicas; None: from the replicas
@@ -116,7 +112,7 @@ class Microbatch:
       has_gathered: Whether this pass has called `ddl.gather`.
       remat: The parts of the models that the backward pass computes again (`ddl.step.remat`), or
         None.
-      repeats: Whether this is a second computation, in the backward pass.
+      recomputes: Whether this is a second computation, in the backward pass.
     """
 
     seed: int | None
@@ -130,13 +126,13 @@ class Microbatch:
     own_moments: bool = False
     drawn: dict[tuple[int, int], Drawn] | None = None
     placing: Mapping[tuple[int, int], int] | None = None
-    draws: int = 0
+    pass_number: int = 0
     weight: tf.Tensor | None = None
     step: tf.Tensor | None = None
     gathering: Any = None
     has_gathered: bool = False
     remat: Any = None
-    repeats: bool = False
+    recomputes: bool = False
     # By the object that draws: the object itself, so that its id stays unique, its place in the
     # order of first draws, and the number of its draws.
     _calls: dict[Any, list[Any]] = dataclasses.field(default_factory=dict)
@@ -148,7 +144,7 @@ class Microbatch:
 
     def forward(self) -> AbstractContextManager[None]:
         """Makes this the current microbatch of the thread within the `with` block."""
-        return _entered(self)
+        return entered(self)
 
     @contextmanager
     def backward(self) -> Iterator[None]:
@@ -213,7 +209,7 @@ class Microbatch:
         """
         other = self.copied()
         other.counter, other.remat = counter, None
-        other._is_backward = other.repeats = True
+        other._is_backward = other.recomputes = True
         return other
 
     def advance_to(self, other: "Microbatch") -> None:
@@ -238,7 +234,7 @@ class Microbatch:
         key = ("integer", owner) if isinstance(owner, int) else id(owner)
         calls = self._calls.setdefault(key, [owner, len(self._calls), 0])
         _, place, count = calls
-        if self.repeats or not self._is_backward:
+        if self.recomputes or not self._is_backward:
             calls[2] += 1
             return place, count
         if count != 1:

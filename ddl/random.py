@@ -390,7 +390,7 @@ def _draw(
     else:
         own = getattr(owner, "_initial_seed", getattr(owner, "seed", None))
         of = int(own) if isinstance(own, numbers.Integral) else current.seed
-        of_pass = (current.draws,) if current.draws else ()
+        of_pass = (current.pass_number,) if current.pass_number else ()
         key = hashed(of, current.training, place, call, *of_pass)
         counter = current.counter
     first = current.first_row * of_example * counts_of_row if of_example else 0

@@ -199,9 +199,8 @@ class Checkpoints:
         """
         if (saved := self._agreed(self._newest)) is None:
             return None
-        keeps = keeps and self._is_at(saved)
-        with self._workers.failing_together():
-            if not keeps:
+        if not (keeps and self._is_at(saved)):
+            with self._workers.failing_together():
                 self._assign(saved, ("",), _position_differs(saved, self.trainer))
         _HELD[self.trainer] = saved.text
         self._held_step, self._writing = saved.step, _NOTHING
@@ -301,13 +300,12 @@ class Checkpoints:
         values = [value for value in self._values_now() if value.key.startswith(parts)]
         there = {k: e for k, e in saved.metadata.values.items() if k.startswith(parts)}
         failure = failure or contents.differences(there, {v.key: v.entry for v in values})
-        state: dict[str, tf.Tensor] = {}
-        try:
-            if not failure:
+        if not failure:
+            try:
                 with directory.reading(saved.prefix) as reader:
                     state = contents.assign(values, reader, self.trainer.strategy)
-        except tf.errors.OpError as error:  # the run has just removed it
-            failure = error.message
+            except tf.errors.OpError as error:  # the run has just removed it
+                failure = error.message
         if failure:
             raise ModelDirectoryError(
                 f"{saved} cannot be restored: {failure}. Pass config, data and callbacks of the "
@@ -316,8 +314,7 @@ class Checkpoints:
         for layer in layers_of(self.trainer.task):
             if isinstance(layer, keras.layers.Normalization) and layer.built:
                 layer.finalize_state()  # it computes with constants made from its variables
-        if state:
-            self.trainer.state = self.trainer.state._replace(**state)
+        self.trainer.state = self.trainer.state._replace(**state)
 
 
 def _position_of(trainer: Trainer) -> dict[str, int | str | None]:
@@ -338,6 +335,5 @@ def _position_differs(saved: SavedCheckpoint, trainer: Trainer) -> str:
     was, now = saved.metadata.position, _position_of(trainer)
     # Counting the examples of a stream changes no position.
     counted = {k for k in was if k.startswith("num examples") and None in (was[k], now.get(k))}
-    labels = [label for label in {**was, **now} if label not in counted]
-    changed = [label for label in labels if was.get(label) != now.get(label)]
+    changed = [k for k in {**was, **now} if k not in counted and was.get(k) != now.get(k)]
     return contents.some([f"its {x} is {was.get(x)}, expected {now.get(x)}" for x in changed], 3)

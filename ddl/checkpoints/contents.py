@@ -82,13 +82,12 @@ def values_of(trainer: Trainer) -> list[Value]:
 
 def paths_of(model: keras.Model) -> list[tuple[str, keras.Variable]]:
     """Returns a model's variables with their paths, which name the functional models within it."""
-    every = list(model.variables)
-    paths = {id(variable): variable.path for variable in every}
+    paths = {id(variable): variable.path for variable in model.variables}
     for inner in model._flatten_layers(include_self=False):
         for variable in inner.variables if isinstance(inner, keras.Model) else ():
             if inner.name not in (path := paths[id(variable)]).split("/"):  # as Keras names it
                 paths[id(variable)] = f"{inner.name}/{path}"
-    return [(paths[id(variable)], variable) for variable in every]
+    return [(paths[id(variable)], variable) for variable in model.variables]
 
 
 def _within(item: object, path: str, seen: set[int]) -> Iterator[tuple[str, tf.Variable]]:

@@ -111,11 +111,9 @@ class Retention:
 
     def removable(self, saved: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
         """Returns the checkpoints that need not be kept; `saved` is sorted by step."""
-        stays = {each.step for each in saved[-self.last :]}
-        stays |= {each.step for each in saved if self.every and each.step % self.every == 0}
-        if best := self.best(saved):
-            stays.add(best.step)
-        return [each for each in saved if each.step not in stays]
+        every, stays = self.every, [*saved[-self.last :], self.best(saved)]
+        others = [each for each in saved if each not in stays]
+        return [each for each in others if not (every and each.step % every == 0)]
 
     def _rating(self, metrics: Mapping[str, float]) -> float:
         """Returns a rating, higher is better; -inf if `metrics` lacks the metric."""
@@ -163,7 +161,7 @@ class CheckpointDirectory:
             if not (damage := self.damage_of(saved)):
                 for each, why in damaged.items():
                     report(f"{each} is damaged: {why}. The checkpoint before it is used.")
-                    with naming(str(each)):
+                    with file_errors(str(each)):
                         # The index last: files without an index count as left over.
                         for path in reversed(self._files()[each.step].values()) if moves else ():
                             os.replace(path, f"{path}.damaged")
@@ -188,7 +186,7 @@ class CheckpointDirectory:
         """
         if not _damage_of(saved):
             return ""
-        with naming(str(saved)):
+        with file_errors(str(saved)):
             for path in self._files().get(saved.step, {}).values():
                 with suppress(FileNotFoundError, IsADirectoryError):
                     shutil.copyfile(path, os.devnull)
@@ -212,7 +210,7 @@ class CheckpointDirectory:
         text = json.dumps(fields, indent=1, allow_nan=False)
         tensors = {**tensors, _JSON: tf.constant(text)}
         try:
-            with naming(f"The checkpoint of step {step} in {self.path}"):
+            with file_errors(f"The checkpoint of step {step} in {self.path}"):
                 shutil.rmtree(partial, ignore_errors=True)
                 partial.mkdir(parents=True)
                 with tf.device("CPU:0"):
@@ -236,7 +234,7 @@ class CheckpointDirectory:
     def remove(self, many: Iterable[SavedCheckpoint]) -> None:
         """Removes checkpoints. Raises ModelDirectoryError if a file cannot be removed."""
         there = self._files()
-        with naming(str(self.path)):
+        with file_errors(str(self.path)):
             for saved in many:
                 for ending, path in there.get(saved.step, {}).items():
                     if ending != "partial":
@@ -244,18 +242,16 @@ class CheckpointDirectory:
 
     def clear_partial(self) -> None:
         """Removes the files that an interrupted save or removal left behind."""
-        with naming(str(self.path)):
-            for files in self._files().values():
-                for ending, path in files.items():
-                    if ending == "partial":
-                        shutil.rmtree(path, ignore_errors=True)
-                    elif "index" not in files:
-                        path.unlink(missing_ok=True)
+        for step, files in self._files().items():
+            if "partial" in files:
+                shutil.rmtree(files["partial"], ignore_errors=True)
+            if "index" not in files:
+                self.remove([self.at(step)])
 
     def _files(self) -> dict[int, dict[str, Path]]:
         """Returns the files by step and ending, each step's index first."""
         names: list[str] = []
-        with naming(str(self.path)), suppress(FileNotFoundError, NotADirectoryError):
+        with file_errors(str(self.path)), suppress(FileNotFoundError, NotADirectoryError):
             names = os.listdir(self.path)  # `Path.glob` would hide that the folder is not readable
         found: dict[int, dict[str, Path]] = {}
         for file in sorted(names, key=lambda file: not file.endswith(".index")):
@@ -293,7 +289,7 @@ def reading(prefix: str) -> Iterator[Any]:
 
 
 @contextmanager
-def naming(what: str) -> Iterator[None]:
+def file_errors(what: str) -> Iterator[None]:
     """Turns errors of the system in the `with` block into ModelDirectoryErrors that name a file."""
     try:
         yield

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from ddl.checkpoints.contents import SEED_STATE, paths_of, some
-from ddl.checkpoints.directory import CheckpointDirectory, SavedCheckpoint, naming, reading
+from ddl.checkpoints.directory import CheckpointDirectory, SavedCheckpoint, file_errors, reading
 from ddl.errors import ConfigError
 from ddl.optimizers.weight_average import AVERAGE_PREFIX, WeightAverages
 
@@ -113,7 +113,7 @@ class WarmStart:
                     f"WarmStart: {source} in {saved} must have the shape of {name} in this model, "
                     f"{ours}, got {theirs}. Exclude it by WarmStart.include, such as '(?!logits)'."
                 )
-        with naming(str(saved)), reading(saved.prefix) as reader:
+        with file_errors(str(saved)), reading(saved.prefix) as reader:
             for name, source in read.items():
                 here[name][0].assign(reader.get_tensor(there[source][0]))
         if averages is not None:

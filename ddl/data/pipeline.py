@@ -240,7 +240,7 @@ class BatchPipeline:
           batch: The batch.
           features: The result of `examples`.
           number: Microbatch number within the global batch, int32 [].
-          **others: `training`, `step` and `draws` of `Microbatch`.
+          **others: `training`, `step` and `pass_number` of `Microbatch`.
         """
         return Microbatch(
             seed=self.seed,

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from ddl.errors import ConfigError, check_choice
+from ddl.models.perceptrons import hidden_layers, scaled
 
 
 def cnn(
@@ -42,10 +43,7 @@ def cnn(
       A model from [batch, *input_shape], any dtype, to logits [batch, num_classes].
     """
     inputs = keras.Input(tuple(input_shape), name="image")
-    factor = 1 / 255 if input_scale is None else input_scale
-    scale = keras.layers.Rescaling(factor, name="scale")
-    scale.scales_integers_only = input_scale is None  # for ddl.tasks.checks.check_data
-    x = scale(inputs)
+    x = scaled(inputs, input_scale)
     for block, convolutions in enumerate(blocks, start=1):
         for number, filters in enumerate(convolutions, start=1):
             name = f"{block}_{number}"
@@ -57,10 +55,7 @@ def cnn(
         if block_dropout:
             x = keras.layers.Dropout(block_dropout, name=f"block_dropout_{block}")(x)
     x = keras.layers.Flatten(name="flatten")(x)
-    for number, units in enumerate(hidden_units, start=1):
-        x = keras.layers.Dense(units, activation="relu", name=f"hidden_{number}")(x)
-        if hidden_dropout:
-            x = keras.layers.Dropout(hidden_dropout, name=f"hidden_dropout_{number}")(x)
+    x = hidden_layers(x, hidden_units, hidden_dropout, "hidden_dropout")
     return keras.Model(inputs, keras.layers.Dense(num_classes, name="logits")(x), name="cnn")
 
 
@@ -193,11 +188,11 @@ class _Layers:
             shortcut = self.convolution(x, filters_out, 1, stride, f"{name}_shortcut")
             shortcut = self.normalized(shortcut, f"{name}_shortcut")
         # (filters, kernel size, stride) of each convolution.
-        plan = [(filters, 3, stride), (filters, 3, 1)]
+        convolutions = [(filters, 3, stride), (filters, 3, 1)]
         if bottleneck:
-            plan = [(filters, 1, 1), (filters, 3, stride), (filters_out, 1, 1)]
-        for number, (each, size, step) in enumerate(plan, start=1):
-            last = number == len(plan)
+            convolutions = [(filters, 1, 1), (filters, 3, stride), (filters_out, 1, 1)]
+        for number, (each, size, step) in enumerate(convolutions, start=1):
+            last = number == len(convolutions)
             x = self.convolution(x, each, size, step, f"{name}_{number}")
             x = self.normalized(x, f"{name}_{number}", relu=not last, last=last)
         x = keras.layers.Add(name=f"{name}_add")([shortcut, x])

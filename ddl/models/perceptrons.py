@@ -29,15 +29,8 @@ def mlp(
       A model from [batch, *input_shape], any dtype, to logits [batch, num_classes].
     """
     inputs = keras.Input(tuple(input_shape), name="input")
-    factor = 1 / 255 if input_scale is None else input_scale
-    scale = keras.layers.Rescaling(factor, name="scale")
-    scale.scales_integers_only = input_scale is None  # for ddl.tasks.checks.check_data
-    x = scale(inputs)
-    x = keras.layers.Flatten(name="flatten")(x)
-    for number, units in enumerate(hidden_units, start=1):
-        x = keras.layers.Dense(units, activation="relu", name=f"hidden_{number}")(x)
-        if dropout:
-            x = keras.layers.Dropout(dropout, name=f"dropout_{number}")(x)
+    x = keras.layers.Flatten(name="flatten")(scaled(inputs, input_scale))
+    x = hidden_layers(x, hidden_units, dropout, "dropout")
     return keras.Model(inputs, keras.layers.Dense(num_classes, name="logits")(x), name="mlp")
 
 
@@ -106,8 +99,23 @@ def table_mlp(
             "the number of columns with numbers, or name features in table_mlp.categories."
         )
     x = keras.layers.Concatenate(name="columns")(columns) if len(columns) > 1 else columns[0]
-    for number, units in enumerate(hidden_units, start=1):
+    x = hidden_layers(x, hidden_units, dropout, "dropout")
+    return keras.Model(inputs, keras.layers.Dense(num_outputs, name="outputs")(x), name="table_mlp")
+
+
+def scaled(inputs: keras.KerasTensor, factor: float | None) -> keras.KerasTensor:
+    """Scales raw inputs; None as the argument `input_scale` of `mlp`."""
+    scale = keras.layers.Rescaling(1 / 255 if factor is None else factor, name="scale")
+    scale.scales_integers_only = factor is None  # for ddl.tasks.checks.check_data
+    return scale(inputs)
+
+
+def hidden_layers(
+    x: keras.KerasTensor, widths: Sequence[int], dropout: float, name: str
+) -> keras.KerasTensor:
+    """Adds dense layers with ReLU, each with a dropout of that name if the rate is above 0."""
+    for number, units in enumerate(widths, start=1):
         x = keras.layers.Dense(units, activation="relu", name=f"hidden_{number}")(x)
         if dropout:
-            x = keras.layers.Dropout(dropout, name=f"dropout_{number}")(x)
-    return keras.Model(inputs, keras.layers.Dense(num_outputs, name="outputs")(x), name="table_mlp")
+            x = keras.layers.Dropout(dropout, name=f"{name}_{number}")(x)
+    return x

@@ -46,22 +46,16 @@ _REFUSED = {
 }
 
 
-def check_optimizer(optimizer: Any) -> None:
+def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     """Rejects an optimizer whose updates or reported rate would differ from its definition.
 
     Another optimizer within this one is rejected when the update is traced: `refusing_reductions`.
 
     Raises:
-      ConfigError: If it is not a Keras optimizer, wraps others, has an argument that Keras applies
-        per replica, overrides a method that ddl does not call, or has a function as its learning
-        rate that returns a constant.
+      ConfigError: If it wraps others, has an argument that Keras applies per replica, overrides a
+        method that ddl does not call, or has a function as its learning rate that returns a
+        constant.
     """
-    if not isinstance(optimizer, _K.Optimizer):
-        raise ConfigError(
-            f"Trainer.optimizer must be a keras.optimizers.Optimizer, got {optimizer!r:.80}. "
-            "Pass an instance, such as keras.optimizers.SGD(0.1); in a config, write @SGD() with "
-            "parentheses."
-        )
     kind, name = type(optimizer), f"{type(optimizer).__name__} {optimizer.name!r}"
     for refused, remedy in _REFUSED.items():
         if isinstance(optimizer, refused):

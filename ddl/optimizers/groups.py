@@ -25,7 +25,7 @@ class Group:
         means all variables that no other group names.
 
     Raises:
-      ConfigError: If `variables` is a text.
+      ConfigError: If `variables` is a text, or `optimizer` none of Keras's.
     """
 
     optimizer: keras.optimizers.Optimizer
@@ -33,6 +33,12 @@ class Group:
 
     def __post_init__(self) -> None:
         check_no_text("Group.variables", self.variables)
+        if not isinstance(self.optimizer, keras.optimizers.Optimizer):
+            raise ConfigError(
+                f"Group.optimizer must be a Keras optimizer, got {self.optimizer!r:.80}. Pass an "
+                "instance, such as keras.optimizers.SGD(0.1); in a config, write @SGD() with "
+                "parentheses."
+            )
 
 
 class ParameterGroups:
@@ -72,12 +78,6 @@ class ParameterGroups:
         self.groups: dict[str, Group] = {}
         for name, group in groups.items():
             _check_name("ParameterGroups", name, "backbone")
-            if not isinstance(group, Group | keras.optimizers.Optimizer):
-                raise ConfigError(
-                    f"ParameterGroups: the group {name!r} must be a Group or a Keras optimizer, "
-                    f"got {group!r:.80}. Pass an instance; in a config, write @Group() with "
-                    "parentheses."
-                )
             self.groups[name] = group if isinstance(group, Group) else Group(group)
         rest = [name for name, group in self.groups.items() if group.variables is None]
         if len(rest) > 1:

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import ddl
 from ddl import config
-from ddl.checkpoints.directory import naming
+from ddl.checkpoints.directory import file_errors
 from ddl.config.registry import user_packages
 from ddl.distribution.workers import Workers
 from ddl.errors import ConfigError, ModelDirectoryError
@@ -94,7 +94,7 @@ def compare_with_saved_config(
       ModelDirectoryError: If the configs differ, or the saved config cannot be read.
     """
     saved = directory.saved_config() or ""
-    with naming(str(directory.operative_config)):
+    with file_errors(str(directory.operative_config)):
         changes = _differences(read_values(saved), read_values(config.operative_config_text()))
     lines = [change for name, change in changes.items() if not _may_change(name)]
     # What an item that took another's place has, or lacks, follows from a line about both.
@@ -152,7 +152,7 @@ def compare_arguments(directory: RunDirectory, given: Mapping[str, str]) -> None
     """
     if not directory.arguments.exists():
         return
-    with naming(str(directory.arguments)):
+    with file_errors(str(directory.arguments)):
         saved = json.loads(directory.arguments.read_bytes())
     changes = {name: (saved[name], given[name]) for name in saved if name in given}
     _refuse(directory, [f"{name}: {a} → {b}" for name, (a, b) in changes.items() if a != b])

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ddl.checkpoints.directory import naming, write_atomically
+from ddl.checkpoints.directory import file_errors, write_atomically
 from ddl.config.statements import MACRO, Binding, Reader, expand
 from ddl.errors import ModelDirectoryError, NotReady
 
@@ -46,7 +46,7 @@ class RunDirectory:
         self._name = f"model_dir={path}"
         self._lock: int | None = None
         fault = ""
-        with naming(self._name):
+        with file_errors(self._name):
             existing = next(path for path in (self.path, *self.path.parents) if path.exists())
         if not os.fspath(path):
             fault = "an empty text is no path. A variable of the shell may be unset. Set it"
@@ -67,7 +67,7 @@ class RunDirectory:
         """
         text = None
         for file in filter(Path.exists, (self.config, self.operative_config)):
-            with naming(str(file)):
+            with file_errors(str(file)):
                 text = file.read_text(encoding="utf-8")
         return text
 
@@ -83,7 +83,7 @@ class RunDirectory:
           ModelDirectoryError: If the directory cannot be created.
           NotReady: If another process trains there.
         """
-        with naming(self._name):
+        with file_errors(self._name):
             self.path.mkdir(parents=True, exist_ok=True)
         self.claim()
 
@@ -94,7 +94,7 @@ class RunDirectory:
           ModelDirectoryError: If the directory cannot be read.
           NotReady: If another process holds the lock.
         """
-        with naming(self._name):
+        with file_errors(self._name):
             if self._lock is None and self.path.exists():
                 self._lock = lock_folder(self.path, self._name)
 
@@ -106,7 +106,7 @@ class RunDirectory:
 
     def write(self, path: Path, text: str) -> None:
         """Writes a file of the directory atomically. Raises ModelDirectoryError if it cannot."""
-        with naming(str(path)):
+        with file_errors(str(path)):
             write_atomically(path, text)
 
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 from absl import logging
 
 from ddl.checkpoints.contents import digest_of, values_of
-from ddl.checkpoints.directory import naming, sync, write_atomically
+from ddl.checkpoints.directory import file_errors, sync, write_atomically
 from ddl.choices import PREDICTIONS, check_types
 from ddl.data.conversion import as_source
 from ddl.data.pipeline import BatchPipeline
@@ -187,7 +187,7 @@ class _Parts:
           The number of rows that are there.
         """
         file = self.folder / "identity.json"
-        with naming(self._name):
+        with file_errors(self._name):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = lock_folder(self.folder, self._name)
             if not file.exists():
@@ -212,7 +212,7 @@ class _Parts:
             return
         content = io.BytesIO()
         _write_npz(content, ((x, np.concatenate([one[x] for one in batches])) for x in batches[0]))
-        with naming(self._name):
+        with file_errors(self._name):
             write_atomically(self.folder / f"rows-{end:015d}.npz", content.getvalue())
 
     def read(self, name: str | None = None) -> Iterator[Columns]:
@@ -233,7 +233,7 @@ class _Parts:
     def complete(self) -> list[str]:
         """Writes the file from its parts, removes these, and returns the names of the columns."""
         names, whole = [*next(self.read())], self.folder / "whole"
-        with naming(self._name):
+        with file_errors(self._name):
             if self.path.suffix == ".npz":  # the memory holds one column
                 each = ((x, np.concatenate([part[x] for part in self.read(x)])) for x in names)
                 _write_npz(whole, each)

@@ -20,7 +20,7 @@ from rich.text import Text
 from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
-from ddl.checkpoints.directory import naming, write_atomically
+from ddl.checkpoints.directory import file_errors, write_atomically
 from ddl.errors import ModelDirectoryError
 from ddl.figures import EXAMPLES_PER_SECOND, is_measured
 from ddl.metrics.history import format_figures
@@ -77,7 +77,7 @@ class JsonLinesWriter:
           ModelDirectoryError: If the file cannot be read, or ddl did not write a line.
         """
         if content is None:
-            with naming(str(self._path)):
+            with file_errors(str(self._path)):
                 content = self._path.read_bytes() if self._path.exists() else b""
         for number, line in enumerate(content.split(b"\n")[:-1], start=1):
             if not _is_whole(line):
@@ -106,7 +106,7 @@ class JsonLinesWriter:
     @contextmanager
     def _locked(self) -> Iterator[FileIO]:
         """Opens the file to append, which no other thread or process changes meanwhile."""
-        with self._lock, naming(str(self._path)):
+        with self._lock, file_errors(str(self._path)):
             while True:
                 with self._path.open("ab", buffering=0) as file:
                     with suppress(OSError):  # some network file systems have no locks

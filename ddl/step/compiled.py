@@ -215,7 +215,7 @@ def as_only_replica(
     default = distribute_lib._get_default_strategy()
     replaced: list[tuple[Any, str, Any]] = []
     every = [*variables, *(v for optimizer in optimizers for v in optimizer.variables)]
-    for variable in {id(v): v for v in every}.values():
+    for variable in every:
         copies = results(variable._value)
         replaced.append((variable, "_value", copies[replica % len(copies)]))
     replaced += [(optimizer, "_distribution_strategy", default) for optimizer in optimizers]

@@ -105,7 +105,7 @@ def written_in(graph: tf.Graph, variables: Sequence[tf.Variable]) -> list[tf.Var
     return [v for v in variables if any(id(copy.handle) in written for copy in copies_of(v))]
 
 
-def moved_in(graph: tf.Graph, task: Task) -> list[str]:
+def names_written_in(graph: tf.Graph, task: Task) -> list[str]:
     """Returns names of variables that a loss writes in training, once for each microbatch.
 
     Moments of BatchNormalization, states of random generators and metrics are left out.
@@ -118,13 +118,13 @@ def moved_in(graph: tf.Graph, task: Task) -> list[str]:
     counted = (keras.metrics.Metric, keras.random.SeedGenerator, tf.random.Generator)
     others = variables_of(x for x in own_items_of(task) if isinstance(x, counted))
     ids = set(map(id, others))
-    moved = [v for v in own_variables_of(task, layers) if not ids & set(map(id, copies_of(v)))]
+    found = [v for v in own_variables_of(task, layers) if not ids & set(map(id, copies_of(v)))]
     for layer in layers:
         if not isinstance(layer, keras.layers.BatchNormalization):
             # Without the variables of what a layer has in turn, such as its random generator.
             direct = (*layer._non_trainable_variables, *layer._trainable_variables)
-            moved += [v.value for v in direct]
-    names = [v.name.split(":")[0] for v in written_in(graph, moved)]
+            found += [v.value for v in direct]
+    names = [v.name.split(":")[0] for v in written_in(graph, found)]
     return [repr(name) for name in dict.fromkeys(names)]
 
 

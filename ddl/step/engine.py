@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -17,7 +17,8 @@ from ddl.step.clipping import Gradient, Variables
 from ddl.step.global_gradient import GlobalGradient
 from ddl.step.loss import Loss
 from ddl.step.sharding import apply_to_shares
-from ddl.tasks.gather import MicrobatchesError, gathers_error
+from ddl.tasks.gather import MicrobatchesError
+from ddl.tasks.parts import each_once
 from ddl.tasks.task import LossFunction
 
 BUILT_IN = "per_example"
@@ -50,7 +51,7 @@ class Applied(NamedTuple):
 
 
 @dataclasses.dataclass
-class Plan:
+class StepPlan:
     """The losses of an update, and the optimizers that apply their gradients.
 
     Attributes:
@@ -109,11 +110,13 @@ class Plan:
         """
         for loss in (*self.losses.values(), *self.means.values()) if microbatches > 1 else ():
             if loss.form.gathers:
-                raise gathers_error(loss.where)
-            if moved := loss.form.moved:
                 raise MicrobatchesError(
-                    f"The forward pass of {loss.where} assigns to {' and '.join(moved)}, once for "
-                    "the global batch"
+                    f"{loss.where} calls ddl.gather, which needs the whole global batch"
+                )
+            if written := loss.form.written:
+                raise MicrobatchesError(
+                    f"The forward pass of {loss.where} assigns to {' and '.join(written)}, once "
+                    "for the global batch"
                 )
 
 
@@ -128,7 +131,7 @@ class Engine:
         in the step.
     """
 
-    plan: Plan
+    plan: StepPlan
     gradient: GlobalGradient
     clips: Mapping[str, float | None]
 
@@ -180,8 +183,3 @@ def _apply(
         # Not `apply`: a user's may override either, and `apply_gradients` calls `apply`.
         one.optimizer.apply_gradients(pairs)
     return tf.cast(norm, tf.float64)
-
-
-def each_once(items: Iterable[Any]) -> list[Any]:
-    """Returns objects in the order in which they first occur."""
-    return list({id(item): item for item in items}.values())

@@ -34,7 +34,7 @@ from ddl.step.overflow import all_finite
 from ddl.step.replicas import AllReduce, over_microbatches, sums_in_variables
 from ddl.step.sharding import InShares, Sharding
 from ddl.step.state import StepBatch
-from ddl.tasks.gather import refuse_microbatches
+from ddl.tasks.gather import Gathered, MicrobatchesError
 from ddl.tasks.task import has_step
 
 
@@ -200,14 +200,14 @@ class GlobalGradient:
         self, batch: StepBatch, of_update: Batch, index: Any
     ) -> tuple[Features, Microbatch]:
         """Returns a microbatch's examples of this replica, by its number. Replica context."""
-        pipeline, step, draws = self.pipelines[batch.source], batch.state.step, batch.draws
+        pipeline = self.pipelines[batch.source]
         features = pipeline.examples(of_update, index, batch.number)
-        given = of_update, features, index
-        microbatch = pipeline.microbatch(*given, training=True, step=step, draws=draws)
+        given = {"step": batch.state.step, "pass_number": batch.pass_number, "training": True}
+        microbatch = pipeline.microbatch(of_update, features, index, **given)
         microbatch.remat = self.remat
         microbatch.own_moments = self.local_moments is not None
         if self.microbatches > 1:
-            microbatch.gathering = refuse_microbatches
+            microbatch.gathering = _refuse
         return features, microbatch
 
     def _of_microbatch(
@@ -286,6 +286,11 @@ class GlobalGradient:
                 f"{where} does not go with Trainer.remat, which would compute the layers again for "
                 "each example. Leave it out, and raise accumulation_steps to need less memory."
             )
+
+
+def _refuse(tensors: list[tf.Tensor], current: Microbatch) -> Gathered:
+    """Refuses `ddl.gather` (`Microbatch.gathering`) in a loss that gathered in no probe."""
+    raise MicrobatchesError("The loss calls ddl.gather, which needs the whole global batch")
 
 
 def _sum_of_changed(

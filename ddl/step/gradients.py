@@ -11,6 +11,7 @@ from ddl import microbatch
 from ddl.errors import ConfigError, check_takes
 from ddl.step import clipping
 from ddl.step.clipping import Gradient, Variables, multiply, squared_norm, values_of, widest
+from ddl.tasks.parts import each_once
 
 
 class Gradients:
@@ -28,17 +29,18 @@ class Gradients:
     Attributes:
       variables: The variables, in the order of the values.
       of_replicas: The values as distributed values, which `strategy.run` takes.
-      draws: Number of the pass that computed the values; None if they were computed of gradients.
+      pass_number: Number of the pass that computed the values in the update; None if they were
+        computed of gradients.
     """
 
     def __init__(
-        self, strategy: tf.distribute.Strategy, variables: Variables, values: Any, draws: Any = None
+        self, strategy: tf.distribute.Strategy, variables: Variables, values: Any, pass_number: Any
     ):
         """Keeps the arguments; `values` has one distributed value for each variable."""
         self._strategy = strategy
         self.variables = tuple(variables)
         self.of_replicas = list(strategy.run(_opaque, args=(list(values),)))
-        self.draws: int | None = draws
+        self.pass_number: int | None = pass_number
 
     @property
     def values(self) -> list[Gradient]:
@@ -139,7 +141,7 @@ class Gradients:
         return self._new(self.variables, self._strategy.run(_in_pairs, args=both))
 
     def _new(self, variables: Variables, values: Sequence[Any]) -> "Gradients":
-        return Gradients(self._strategy, variables, values)
+        return Gradients(self._strategy, variables, values, None)
 
     def _check_same(self, other: Any) -> None:
         others = other.variables if isinstance(other, Gradients) else ()
@@ -183,7 +185,7 @@ def trainable_variables(part: Any, where: str = "The model of a task") -> list[k
             f"{where} must be a Keras model, a layer or keras.Variables, or a list of these, with "
             f"trainable variables, got {part!r:.80}. Pass the model itself, such as self.generator."
         )
-    return list({id(item): item for item in items}.values())  # a shared layer counts once
+    return each_once(items)  # a shared layer counts once
 
 
 def _opaque(gradients: Sequence[Gradient]) -> list[Gradient]:

@@ -42,7 +42,7 @@ class Form(NamedTuple):
       tables: The variables of which the loss looks up single rows (`ddl.step.rows.tables_in`).
       layers: Layers of the task, without those that only compute as in an evaluation.
       placing: Which draws follow the rows (`ddl.random.placing`); None if that is unknown.
-      moved: Names of variables that layers and task move, but for moments of BatchNormalization.
+      written: Names of variables that the loss writes, but for moments of BatchNormalization.
     """
 
     metrics: MetricSums
@@ -52,7 +52,7 @@ class Form(NamedTuple):
     tables: Mapping[int, bool]
     layers: Sequence[keras.layers.Layer]
     placing: Mapping[Any, int] | None
-    moved: Sequence[str]
+    written: Sequence[str]
 
     @property
     def entries(self) -> int:

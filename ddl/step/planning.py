@@ -25,13 +25,13 @@ from ddl.optimizers.groups import Optimizers, assign, groups_by_name
 from ddl.random import batch_counter
 from ddl.step import effects
 from ddl.step.clipping import Variables
-from ddl.step.engine import BUILT_IN, Applied, Groups, LossOf, Plan, each_once
+from ddl.step.engine import BUILT_IN, Applied, Groups, LossOf, StepPlan
 from ddl.step.global_gradient import Reduced
 from ddl.step.gradients import trainable_variables
 from ddl.step.loss import Loss
 from ddl.step.state import TrainingState
 from ddl.step.update import Update
-from ddl.tasks.parts import layers_of, own_variables_of
+from ddl.tasks.parts import each_once, layers_of, own_variables_of
 from ddl.tasks.task import Task, has_step
 
 
@@ -41,7 +41,7 @@ def plan_of(
     loss_of: LossOf,
     strategy: tf.distribute.Strategy,
     pipelines: Mapping[str, BatchPipeline],
-) -> Plan:
+) -> StepPlan:
     """Returns the plan of a task's step, which it rehearses, or of the built-in one.
 
     The built-in step is `update.minimize(task.per_example, batch)`. Builds the task's models.
@@ -61,7 +61,7 @@ def plan_of(
         would hold.
     """
     groups, name = groups_by_name(optimizer), type(task).__name__
-    plan, of_task = Plan(groups, loss_of), list[tf.Variable]()
+    plan, of_task = StepPlan(groups, loss_of), list[tf.Variable]()
     has_groups = any(len(of_name) > 1 for of_name in groups.values())
     if traits_of(strategy).asynchronous and (has_step(task) or has_groups):
         what = f"{name}.step" if has_step(task) else "ParameterGroups"
@@ -77,12 +77,12 @@ def plan_of(
         )
     with _recording_inputs(task) as plan.inputs:
         if has_step(task):
-            applied = _rehearsed(task, plan, strategy, pipelines)
+            calls = _rehearsed(task, plan, strategy, pipelines)
             of_task = own_variables_of(task, layers_of(task))  # built by now
         else:
             plan.losses[BUILT_IN] = loss_of(task.per_example, "")
-            applied = [(one, trainable_variables(task.model), False) for one in groups]
-    plan.applied = _applied(groups, applied)
+            calls = [(one, trainable_variables(task.model), False) for one in groups]
+    plan.applied = _applied(groups, calls)
     for variable in [*(v.value for v in plan.trained), *of_task]:
         if not strategy.extended.variable_created_in_scope(variable):
             raise ConfigError(
@@ -97,11 +97,11 @@ def plan_of(
 
 def _rehearsed(
     task: Any,
-    plan: Plan,
+    plan: StepPlan,
     strategy: tf.distribute.Strategy,
     pipelines: Mapping[str, BatchPipeline],
 ) -> list[tuple[str, Variables, bool]]:
-    """Rehearses and checks the task's step; returns what it applies (`Update.applied`)."""
+    """Rehearses and checks the task's step; returns what it applies (`Update.apply_calls`)."""
     updates, where = list[Update](), f"{type(task).__name__}.step"
 
     def trace(state: TrainingState) -> None:
@@ -123,14 +123,14 @@ def _rehearsed(
     effects.check_writes(where, graph, task, optimizers, strategy)
     _check_complete(where, task, updates[-1], plan.groups)
     plan.batches, plan.calls = updates[-1].taken, updates[-1].calls
-    return list(updates[-1].applied)
+    return list(updates[-1].apply_calls)
 
 
 @dataclasses.dataclass
 class _Nothing:
     """Stands for an `Engine` and its `GlobalGradient` in a rehearsal: computes nothing."""
 
-    plan: Plan
+    plan: StepPlan
     strategy: tf.distribute.Strategy
     pipelines: Mapping[str, BatchPipeline]
 
@@ -156,13 +156,13 @@ class _Nothing:
 
 def _check_complete(where: str, task: Any, update: Update, groups: Groups) -> None:
     """Raises ConfigError for what the step leaves out, or what no attribute leads to."""
-    if not update.applied:
+    if not update.apply_calls:
         raise ConfigError(f"{where} applies no gradients: call update.apply or update.minimize.")
-    if unused := groups.keys() - {optimizer for optimizer, _, _ in update.applied}:
+    if unused := groups.keys() - {optimizer for optimizer, _, _ in update.apply_calls}:
         raise ConfigError(f"{where} never uses the optimizer {min(unused)!r}: apply by it.")
     if idle := update.taken.keys() - {source for _, source in update.functions.values()}:
         raise ConfigError(f"{where} never uses the source {min(idle)!r}: pass its batch.")
-    changed = {id(v.value): v.path for _, variables, _ in update.applied for v in variables}
+    changed = {id(v.value): v.path for _, variables, _ in update.apply_calls for v in variables}
     changed |= {id(v): v.name for v in update.averaged}
     layers = layers_of(task)
     held = [v.value for layer in layers for v in layer.variables]
@@ -173,7 +173,7 @@ def _check_complete(where: str, task: Any, update: Update, groups: Groups) -> No
             "leads to them, so no checkpoint would hold them. Keep their layers in attributes."
         )
     trainable = (v for layer in layers for v in layer.trainable_variables)
-    if forgotten := each_once(v.path for v in trainable if id(v.value) not in changed):
+    if forgotten := dict.fromkeys(v.path for v in trainable if id(v.value) not in changed):
         raise ConfigError(
             f"{where} changes no variable of {', '.join(forgotten)}, although they are trainable. "
             "Pass them to update.minimize, or set trainable = False on their layers."
@@ -181,7 +181,7 @@ def _check_complete(where: str, task: Any, update: Update, groups: Groups) -> No
 
 
 def _applied(groups: Groups, calls: Sequence[tuple[str, Variables, bool]]) -> dict[str, Applied]:
-    """Returns what each group's optimizer updates, for the calls of `Update.applied`."""
+    """Returns what each group's optimizer updates, for the calls of `Update.apply_calls`."""
     found = {}
     for name, of_name in groups.items():
         by_name = [(variables, in_branch) for of, variables, in_branch in calls if of == name]
@@ -195,7 +195,7 @@ def _applied(groups: Groups, calls: Sequence[tuple[str, Variables, bool]]) -> di
 
 
 def may_depend_on(
-    task: Task, plan: Plan, layers: Sequence[keras.layers.Layer]
+    task: Task, plan: StepPlan, layers: Sequence[keras.layers.Layer]
 ) -> list[keras.Variable]:
     """Returns the variables on which a loss may depend besides those of its gradient.
 

@@ -82,7 +82,7 @@ def _call(layer: keras.layers.Layer, function: Any, *args: Any, **kwargs: Any) -
         return function(*args, **kwargs)
     leaves = keras.tree.flatten((args, kwargs))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor)]
-    draws = current.copied()
+    at_call = current.copied()
     calls = {name: copy.copy(global_state.get_global_attribute(name)) for name in _OF_CALLS}
     structure: list[Any] = []
 
@@ -99,10 +99,10 @@ def _call(layer: keras.layers.Layer, function: Any, *args: Any, **kwargs: Any) -
     @tf.custom_gradient
     def part(*tensors: tf.Tensor) -> tuple[Any, Any]:
         def gradient(*upstream: tf.Tensor, variables: Sequence[tf.Variable] = ()) -> Any:
-            *again, counter = _after(upstream, [*tensors, draws.counter])
+            *again, counter = _after(upstream, [*tensors, at_call.counter])
             with tf.GradientTape() as tape:
                 tape.watch(again)
-                with _in_calls(calls), draws.repeated(counter).forward():
+                with _in_calls(calls), at_call.repeated(counter).forward():
                     second = compute(again)
             given = tape.gradient(second, [*again, *variables], output_gradients=list(upstream))
             return given[: len(again)], given[len(again) :]

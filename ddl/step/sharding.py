@@ -263,10 +263,10 @@ def _update(
             with tf.control_dependencies([gradient]):
                 _set(stand_in.value, own_share(tf.convert_to_tensor(variable.value)))
         optimizer.apply_gradients(zip(gradients, stand_ins, strict=True))
-        shapes = [variable.value.shape for variable in variables]
-        whole = gathered([tf.convert_to_tensor(one.value) for one in stand_ins], shapes)
-        for variable, value in zip(variables, whole, strict=True):
-            constraint = variable.constraint
+        shares = [tf.convert_to_tensor(one.value)[tf.newaxis] for one in stand_ins]
+        for variable, rows in zip(variables, gather_over_replicas(shares), strict=True):
+            constraint, shape = variable.constraint, variable.value.shape
+            value = tf.reshape(tf.reshape(rows, [-1])[: shape.num_elements()], shape)
             _set(variable.value, value if constraint is None else constraint(value))
 
     with refusing_reductions(sharding.strategy), by_kernels([optimizer]):
@@ -306,17 +306,3 @@ def own_share(value: tf.Tensor) -> tf.Tensor:
     context = tf.distribute.get_replica_context()
     replica = int(tf.get_static_value(context.replica_id_in_sync_group))
     return copied_share(value, replica, context.num_replicas_in_sync)
-
-
-def gathered(shares: Sequence[tf.Tensor], shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:
-    """Returns whole tensors from the shares of all replicas. Replica context.
-
-    Args:
-      shares: This replica's shares.
-      shapes: The shapes of the whole tensors.
-    """
-    rows = gather_over_replicas([share[tf.newaxis] for share in shares])
-    return [
-        tf.reshape(tf.reshape(row, [-1])[: shape.num_elements()], shape)
-        for row, shape in zip(rows, shapes, strict=True)
-    ]

@@ -69,15 +69,15 @@ class StepBatch:
       number: Its number among the batches of the source that the update takes, from 0.
       of_update: The rows of all these batches (`ddl.data.batch.Batch`), distributed to replicas.
       state: The state before the update.
-      draws: Number of the pass, over any batch, in the update; each draws random numbers of its
-        own.
+      pass_number: Number of the pass, over any batch, in the update; each pass draws random numbers
+        of its own.
     """
 
     source: str
     number: int
     of_update: Batch
     state: TrainingState
-    draws: int = 0
+    pass_number: int = 0
 
     def __getitem__(self, feature: Any) -> Any:
         """Raises ConfigError: a step cannot read examples itself."""

@@ -23,7 +23,7 @@ from ddl.errors import ConfigError
 from ddl.microbatch import without_traces_of_the_user
 from ddl.optimizers.weight_average import WeightAverages
 from ddl.precision import LossScale
-from ddl.step.engine import BUILT_IN, Engine, Plan
+from ddl.step.engine import BUILT_IN, Engine, StepPlan
 from ddl.step.fixed_order import fixed_order_of_sums
 from ddl.step.global_gradient import GlobalGradient
 from ddl.step.gradients import trainable_variables
@@ -31,7 +31,7 @@ from ddl.step.metric_sums import SumsOfLosses
 from ddl.step.overflow import KeptValues
 from ddl.step.state import StepBatch, TrainingState
 from ddl.step.update import FINITE, Results, Update
-from ddl.tasks.parts import layers_of, own_variables_of
+from ddl.tasks.parts import each_once, layers_of, own_variables_of
 from ddl.tasks.task import Task, has_step
 
 
@@ -44,7 +44,7 @@ class TrainStep:
       plan: The plan of what the step computes and changes.
       gradient: Computes gradients of the global batch.
       optimizers: The optimizers by name, with their slots.
-      moving: Variables that the forward pass changes.
+      statistics: Variables that layers write in their forward pass.
       averages: Averages of the weights, moved by every update that is not skipped; None: none.
       clips: Largest global norm of the gradients that each optimizer applies, or None, by its name
         in the step.
@@ -52,10 +52,10 @@ class TrainStep:
     """
 
     task: Task
-    plan: Plan
+    plan: StepPlan
     gradient: GlobalGradient
     optimizers: Mapping[str, keras.optimizers.Optimizer]
-    moving: Sequence[tf.Variable]
+    statistics: Sequence[tf.Variable]
     averages: WeightAverages | None
     clips: Mapping[str, float | None]
     loss_scale: LossScale | None
@@ -144,13 +144,13 @@ class TrainStep:
         These are statistics and the task's own variables, and all variables if the task has a step:
         reading what it leaves unchanged copies nothing.
         """
-        layers, every = layers_of(self.task), list(self.moving)
+        layers, every = layers_of(self.task), list(self.statistics)
         if has_step(self.task):
             holders = (*layers, *self.optimizers.values())
             every = [v.value for holder in holders for v in holder.variables]
         every += own_variables_of(self.task, layers)
         in_scope = self.gradient.strategy.extended.variable_created_in_scope
-        return [v for v in {id(v): v for v in every}.values() if in_scope(v)]
+        return [variable for variable in each_once(every) if in_scope(variable)]
 
     def _next_state(
         self, state: TrainingState, results: Results

@@ -51,7 +51,7 @@ class Update:
         "norms/OPTIMIZER" are sum and number of the gradient norms, float64 [2].
       taken: Number of batches taken of each source, by its name.
       functions: Function and source of each loss, mean and sum, by its name.
-      applied: For each `apply` the optimizer's name, the variables, and whether it is in a branch.
+      apply_calls: Optimizer's name and variables of each `apply`, and whether it is in a branch.
       averaged: Variables that `average` moves.
     """
 
@@ -71,7 +71,7 @@ class Update:
         self._strategy, self._state = engine.gradient.strategy, state
         self.results: Results = {}
         self.taken = dict.fromkeys(batches, 1)
-        self.applied: list[tuple[str, Variables, bool]] = []
+        self.apply_calls: list[tuple[str, Variables, bool]] = []
         self.averaged: list[tf.Variable] = []
         self.functions: dict[str, tuple[Any, str]] = {}
         self._passes, self._moved, self._in_branch = 0, set[int](), False
@@ -79,8 +79,8 @@ class Update:
         self._batches = {name: StepBatch(name, 0, one, state) for name, one in batches.items()}
         seed = next(iter(engine.gradient.pipelines.values())).seed
         counter = next(iter(batches.values())).counter
-        self._draws = Microbatch(
-            seed=seed, training=True, counter=counter, first_row=0, rows=0, draws=-1
+        self._microbatch = Microbatch(
+            seed=seed, training=True, counter=counter, first_row=0, rows=0, pass_number=-1
         )
 
     def run(self) -> None:
@@ -98,7 +98,7 @@ class Update:
             )
 
         try:
-            with self._draws.forward(), tf.variable_creator_scope(refuse):
+            with self._microbatch.forward(), tf.variable_creator_scope(refuse):
                 if self._task.step(self, self._batches.get("", self._batches)) is not None:
                     raise ConfigError(f"{self._where} must return None. Its losses return metrics.")
         except Exception as error:
@@ -115,7 +115,7 @@ class Update:
     @property
     def calls(self) -> Any:
         """What the step has called, to be compared with another trace."""
-        applied = [(name, *map(id, variables)) for name, variables, _ in self.applied]
+        applied = [(name, *map(id, variables)) for name, variables, _ in self.apply_calls]
         return list(self.functions), self.taken, applied
 
     @property
@@ -170,7 +170,7 @@ class Update:
         values = reduced.values
         if reduced.factor is not None:
             values = self._strategy.run(multiply, args=(values, reduced.factor))
-        return Gradients(self._strategy, variables, values, batch.draws)
+        return Gradients(self._strategy, variables, values, batch.pass_number)
 
     def _reduced(
         self, function: Any, batch: StepBatch, model: Any, name: Any, each: Any, in_shares: bool
@@ -228,7 +228,7 @@ class Update:
     def _apply(self, variables: Variables, values: Any, factor: Any, optimizer: str | None) -> None:
         self._check_not_moved("apply", [v.value for v in variables])
         name = self._name_of_optimizer(optimizer)
-        self.applied.append((name, variables, self._in_branch))
+        self.apply_calls.append((name, variables, self._in_branch))
         norm = self._engine.apply(name, variables, values, factor)
         self._add(f"norms/{name}", tf.stack([norm, tf.ones_like(norm)]))
 
@@ -382,7 +382,7 @@ class Update:
             earlier = self._context, self._in_branch, self.results
             self._context, self._in_branch, self.results = _context(), True, {}
             # In the branch's graph; it continues to count the draws.
-            with dataclasses.replace(self._draws).forward():
+            with dataclasses.replace(self._microbatch).forward():
                 function()
             of_branch.append(self.results)
             self._context, self._in_branch, self.results = earlier
@@ -407,10 +407,10 @@ class Update:
         """Returns a batch for a pass that draws new numbers, or those of earlier gradients."""
         self._check(verb, batch)
         self._passes += 1
-        draws = self._passes - 1 if like is None else getattr(like, "draws", None)
-        if draws is None:
+        number = self._passes - 1 if like is None else getattr(like, "pass_number", None)
+        if number is None:
             raise ConfigError("same_draws_as must be a result of update.gradients itself.")
-        return dataclasses.replace(batch, draws=draws)
+        return dataclasses.replace(batch, pass_number=number)
 
     def _check(self, verb: str, batch: Any = None) -> None:
         """Raises ConfigError where a verb cannot be called, or for what is no batch."""

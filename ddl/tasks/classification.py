@@ -93,11 +93,8 @@ class Classification(Supervised):
         found = self._per_example(features, logits)
         if mixed is not None:
             other = self._per_example({**features, label: mixed.partner_labels}, logits)
-            metrics = {
-                name: mixed.mean(value, other.metrics[name])
-                for name, value in found.metrics.items()
-                if tf.is_tensor(value)
-            }
+            means = [name for name, value in found.metrics.items() if tf.is_tensor(value)]
+            metrics = {n: mixed.mean(found.metrics[n], other.metrics[n]) for n in means}
             found = PerExample(mixed.mean(found.loss, other.loss), metrics, found.weight)
         return found
 
@@ -180,9 +177,8 @@ class Segmentation(Classification):
         self._ignored = ignored
 
     def _compared(self, head: Head, labels: tf.Tensor, outputs: tf.Tensor) -> Compared:
-        valid = None
-        if self._ignored is not None:
-            valid = labels != self._ignored
+        valid = None if self._ignored is None else labels != self._ignored
+        if valid is not None:
             labels = tf.where(valid, labels, tf.zeros([], labels.dtype))
         found = super()._compared(head, labels, outputs)
         found.metrics["mean_iou"] = self._mean_iou(labels, tf.argmax(outputs, axis=-1))
@@ -282,8 +278,7 @@ def accuracy(labels: tf.Tensor, logits: tf.Tensor, loss: tf.Tensor | None = None
       float32 [batch, …].
     """
     is_right = tf.equal(tf.argmax(logits, axis=-1), tf.cast(labels, tf.int64))
-    is_nan = tf.math.is_nan(logits if loss is None else loss)
-    is_nan = is_nan if loss is not None else tf.reduce_any(is_nan, axis=-1)
+    is_nan = tf.reduce_any(tf.math.is_nan(logits), -1) if loss is None else tf.math.is_nan(loss)
     return tf.where(is_nan, tf.zeros([]), tf.cast(is_right, tf.float32))
 
 
@@ -304,5 +299,4 @@ def top_k_accuracy(labels: tf.Tensor, logits: tf.Tensor, k: int) -> tf.Tensor:
     own = tf.gather(logits, tf.cast(labels, tf.int64), batch_dims=1)
     at_least = tf.reduce_sum(tf.cast(logits >= own[:, tf.newaxis], tf.float32), axis=-1)
     # Comparisons with NaN are false.
-    is_nan = tf.reduce_any(tf.math.is_nan(logits), axis=-1)
-    return tf.cast((at_least <= k) & ~is_nan, tf.float32)
+    return tf.cast((at_least <= k) & ~tf.reduce_any(tf.math.is_nan(logits), axis=-1), tf.float32)

@@ -127,16 +127,6 @@ class MicrobatchesError(ConfigError):
         )
 
 
-def gathers_error(where: str) -> MicrobatchesError:
-    """Returns the error for a loss, named `where`, that gathers the rows of its batch."""
-    return MicrobatchesError(f"{where} calls ddl.gather, which needs the whole global batch")
-
-
-def refuse_microbatches(tensors: list[tf.Tensor], current: Microbatch) -> Gathered:
-    """Raises MicrobatchesError: a `Microbatch.gathering` of losses that only the update traces."""
-    raise gathers_error("The loss")
-
-
 def positions_of(current: Microbatch) -> tf.Tensor:
     """Returns the positions of a microbatch's rows in the global batch, int64 [rows]."""
     return tf.cast(current.first_row, tf.int64) + tf.range(current.rows, dtype=tf.int64)

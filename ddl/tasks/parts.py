@@ -14,8 +14,7 @@ def models_of(task: Any) -> dict[str, keras.Model]:
     """Returns the task's `model` by that name, or else the Keras models among its attributes."""
     if hasattr(task, "model"):
         return {"model": task.model}
-    attributes = attributes_of(task).items()
-    return {name: item for name, item in attributes if isinstance(item, keras.Model)}
+    return {k: item for k, item in attributes_of(task).items() if isinstance(item, keras.Model)}
 
 
 def layers_of(task: Task) -> list[keras.layers.Layer]:
@@ -23,10 +22,14 @@ def layers_of(task: Task) -> list[keras.layers.Layer]:
 
     The search covers the task's attributes, also in lists, tuples and dicts, and nested tasks.
     """
-    models = models_of(task).values()
     held = [item for item in _held(task) if isinstance(item, keras.layers.Layer)]
-    every = (layer for item in (*models, *held) for layer in item._flatten_layers())
-    return list({id(layer): layer for layer in every}.values())
+    items = *models_of(task).values(), *held
+    return each_once(layer for item in items for layer in item._flatten_layers())
+
+
+def each_once(items: Iterable[Any]) -> list[Any]:
+    """Returns objects in the order in which they first occur."""
+    return list({id(item): item for item in items}.values())
 
 
 def attributes_of(holder: object) -> dict[str, Any]:
@@ -48,9 +51,9 @@ def variables_of(holders: Iterable[Any]) -> list[tf.Variable]:
     Returns:
       The variables; a mirrored variable is returned as its replica-local copies.
     """
-    items = _items([list(attributes_of(holder).values()) for holder in holders])
+    items = _items([attributes_of(holder) for holder in holders])
     variables = (variable for item in items for variable in _variables(item))
-    return list({id(copy): copy for v in variables for copy in copies_of(v)}.values())
+    return each_once(copy for variable in variables for copy in copies_of(variable))
 
 
 def _items(value: Any) -> Iterator[Any]:
@@ -89,10 +92,9 @@ def own_variables_of(task: Any, layers: Sequence[keras.layers.Layer]) -> list[tf
       Each variable once; a distributed variable is not split into its copies.
     """
     of_layers = {id(v.value) for layer in layers for v in layer.variables}
-    within = (item for layer in layers for item in _items(list(attributes_of(layer).values())))
-    of_tensorflow = (item for item in within if isinstance(item, tf.Variable))
-    every = (v for item in (*own_items_of(task), *of_tensorflow) for v in _variables(item))
-    return list({id(v): v for v in every if id(v) not in of_layers}.values())
+    within = _items([attributes_of(layer) for layer in layers])
+    items = *own_items_of(task), *(item for item in within if isinstance(item, tf.Variable))
+    return each_once(v for x in items for v in _variables(x) if id(v) not in of_layers)
 
 
 def own_items_of(task: Any) -> list[Any]:
@@ -106,7 +108,7 @@ def own_items_of(task: Any) -> list[Any]:
 
 def _held(task: Any, seen: frozenset[int] = frozenset()) -> Iterator[Any]:
     """Yields what a task and its nested tasks hold, also in containers."""
-    for item in _items(list(attributes_of(task).values())):
+    for item in _items(attributes_of(task)):
         if isinstance(item, keras.layers.Layer) or not hasattr(item, "per_example"):
             yield item
         elif id(item) not in seen | {id(task)}:  # a nested task

@@ -163,8 +163,3 @@ _LIKE_WEIGHT = re.compile(
 def names_resembling_weight(names: Iterable[str]) -> list[str]:
     """Returns the names that look like "weight", such as sample_weight or exampleWeights."""
     return [name for name in names if name != "weight" and _LIKE_WEIGHT.fullmatch(name)]
-
-
-def is_read(feature: tf.Tensor, output: Any) -> bool:
-    """Returns whether a task computes with a feature or returns it; in the feature's graph."""
-    return bool(feature.consumers()) or any(feature is x for x in tf.nest.flatten(output))

@@ -26,7 +26,7 @@ from ddl.step.moving_statistics import statistics_of
 from ddl.step.rows import read_as_a_whole
 from ddl.step.state import TrainingState
 from ddl.step.train_step import TrainStep
-from ddl.tasks.parts import copies_of, layers_of, own_items_of, own_variables_of
+from ddl.tasks.parts import copies_of, each_once, layers_of, own_items_of, own_variables_of
 from ddl.tasks.task import Task
 
 _LARGE_TABLE = 2**20  # entries, from which a dense update takes noticeable time
@@ -248,8 +248,8 @@ def finite_variables(update: TrainStep) -> list[tf.Variable]:
     if update.gradient.sharding is not None:
         slots = [copy for slot in slots for copy in copies_of(slot)]
     averages = update.averages.variables if update.averages else ()
-    every = {id(v): v for v in (*weights, *slots, *averages) if v.dtype.is_floating}
-    return [variable for variable in every.values() if _is_finite(variable)]
+    every = each_once(v for v in (*weights, *slots, *averages) if v.dtype.is_floating)
+    return [variable for variable in every if _is_finite(variable)]
 
 
 def check_finite(variables: Sequence[tf.Variable], workers: Workers, step: int) -> None:

@@ -47,7 +47,7 @@ from ddl.step.effects import (
     check_python_draws,
     check_stateless,
     check_writes,
-    moved_in,
+    names_written_in,
     states_of_generators,
     written_in,
 )
@@ -63,7 +63,6 @@ from ddl.tasks.task import (
     Task,
     evaluation_loss,
     has_step,
-    is_read,
     names_resembling_weight,
 )
 from ddl.training.checks import naming_features
@@ -215,7 +214,7 @@ class Probe:
             tables=tables_in(graph),
             layers=[x for x in layers_of(task) if not isinstance(x, kind) or id(x) in normalizing],
             placing=placing,
-            moved=moved_in(graph, task) if self.training else (),
+            written=names_written_in(graph, task) if self.training else (),
         )
 
     def microbatch(self, rows: int, total: int, mask: tf.Tensor | None) -> Microbatch:
@@ -328,7 +327,9 @@ class Probe:
                 own = loss.losses_of_layers() if adds else ()
             check_output(output, loss.where, rows)
             for name in names_resembling_weight(features):
-                self.read[name] = self.read.get(name, False) or is_read(features[name], output)
+                feature = features[name]  # read if the loss computes with it or returns it
+                is_read = feature.consumers() or any(feature is x for x in tf.nest.flatten(output))
+                self.read[name] = self.read.get(name, False) or bool(is_read)
             added[:] = added if found else [tf.cast(x, tf.float64) for x in own]
             found.append((output, current))
 
@@ -457,7 +458,7 @@ def _differences(
 
 def _made_outside(stack: ExitStack, create: Callable[..., Any], **arguments: Any) -> Any:
     """Makes a variable outside of the pass, which thus changes neither weights nor counters."""
-    with microbatch.none():
+    with microbatch.entered(None):
         variable = create(**arguments)
     stack.enter_context(restoring(copies_of(variable)))
     return variable

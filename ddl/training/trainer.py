@@ -207,13 +207,13 @@ class Trainer:
             warn_of_inference(task, layers, form.layers, form.placing != {})
         take_over_moments(layers)
         allow_replica_writes(layers, strategy)
-        moving = statistics_of(layers, strategy)
+        statistics = statistics_of(layers, strategy)
         all_reduce = AllReduce(strategy)
         updated, shards = {n: x.variables for n, x in plan.applied.items()}, shard_optimizer_state
         self.sharding = sharding_of(optimizers, updated, all_reduce, strategy, shards)
         scale = known_loss_scale(loss_scale, layers, strategy)
         rule, averaged = weight_average, [v.value for v in plan.trained]
-        averaged += [v for v in moving if v.dtype.is_floating]
+        averaged += [v for v in statistics if v.dtype.is_floating]
         self.averages = WeightAverages(rule, averaged, strategy) if rule else None
         gradient = GlobalGradient(
             strategy=strategy,
@@ -229,7 +229,7 @@ class Trainer:
         )
         clips = clips_by_name(clip_norm, list(plan.groups))
         self._train_step = train_step = TrainStep(
-            task, plan, gradient, optimizers, moving, self.averages, clips, scale
+            task, plan, gradient, optimizers, statistics, self.averages, clips, scale
         )
         checks.warn_of_dense_updates(train_step)
         self.metric_names = train_step.metrics.names

@@ -161,6 +161,7 @@ def test_the_best_is_kept_and_no_json_holds_nan(tmp_path, trainer):
     for accuracy in (0.5, 0.9, np.nan):
         trainer.train(1, progress=False)
         checkpoints.save({"accuracy": accuracy, "loss": np.inf if accuracy == 0.9 else 1.0})
+    checkpoints.finish()  # which removes what need not be kept
     assert [each.step for each in checkpoints.saved()] == [start + 2, start + 3]
     assert not checkpoints.would_be_best({"accuracy": 0.9})
     assert checkpoints.would_be_best({"accuracy": 0.91})

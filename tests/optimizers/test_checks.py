@@ -36,6 +36,7 @@ REFUSED = [
     (lambda: K.SGD(lambda: 0.5 * CONSTANT), r"returns the constant 0\.125"),
     (lambda: LARS(0.1, weight_decay=-0.1), "LARS.weight_decay must be at least 0, got -0.1"),
     (lambda: LAMB(0.1, exclude=["norm"]), "LAMB.exclude: .*'norm' matches none of .*kernel"),
+    (lambda: ParameterGroups({"head": "adam"}), "Group.optimizer must be a Keras optimizer"),
     (lambda: exclude_from_weight_decay(K.SGD(0.1)), "an optimizer with Keras's weight_decay"),
 ]
 

@@ -21,7 +21,7 @@ def pair(request):
 
     def made(values):
         of_replicas = [strategy.run(lambda value=value: tf.constant(value)) for value in values]
-        return Gradients(strategy, variables, of_replicas)
+        return Gradients(strategy, variables, of_replicas, None)
 
     return made(ONE), made(OTHER)
 

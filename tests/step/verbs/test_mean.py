@@ -25,7 +25,8 @@ class Means:
         return self.function(features["x"])
 
     def step(self, update, batch):
-        mean, total = update.mean(self.values, batch), update.sum(self.values, batch)
+        mean = update.mean(lambda *given: self.values(*given), batch, name="mean")  # has no own
+        total = update.sum(lambda *given: self.values(*given), batch, name="total")
         self.kept.assign([tf.cast(mean, tf.float32), total])
         update.minimize(self.per_example, batch)
 

@@ -79,7 +79,7 @@ def test_a_skipped_update_restores_what_the_step_assigns():
     trainer.state = state._replace(skipped_in_a_row=tf.zeros([], tf.int64))
     trainer.train(1)
     update = trainer._train_step
-    weights = [*(v.value for v in update.plan.trained), *update.moving]
+    weights = [*(v.value for v in update.plan.trained), *update.statistics]
     for own, weight in zip(update.averages.variables, weights, strict=True):
         np.testing.assert_allclose(own.numpy(), weight.numpy(), rtol=1e-6)
 
