@@ -237,7 +237,9 @@ class Checkpoints:
         """Returns the requested checkpoint."""
         saved = self.saved()
         if checkpoint == "best" and self.retention.best_metric is None:
-            raise ConfigError("The best checkpoint needs Retention.best_metric, got None. Set it.")
+            raise ConfigError(
+                "The best checkpoint needs Retention.best_metric, got None. Set it, or take latest."
+            )
         if checkpoint == "latest":
             found = self._directory.newest(self.report)
         else:
@@ -247,8 +249,8 @@ class Checkpoints:
         if found is None:
             steps = contents.some([str(each.step) for each in saved]) or "none"
             raise ModelDirectoryError(
-                f"There is no checkpoint {checkpoint} in {self.folder}. Pass another model_dir, "
-                f"or one of the steps that it has: {steps}."
+                f"There is no checkpoint {checkpoint} in {self.folder}. Train first, or pass "
+                f"another model_dir, or one of the steps that it has: {steps}."
             )
         return found
 

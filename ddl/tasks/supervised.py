@@ -456,8 +456,7 @@ def _joined(
     heads: Mapping[str, Head], parts: Sequence[PerExample], factors: Sequence[list[tf.Tensor]]
 ) -> PerExample:
     """Returns the sum of the losses of several outputs, each a mean by weights of its own."""
-    alike = len({tuple(map(id, one)) for one in factors}) == 1
-    dtype = parts[0].loss.dtype
+    alike, dtype = len({tuple(map(id, one)) for one in factors}) == 1, parts[0].loss.dtype
     losses = [tf.cast(one.loss, dtype) for one in parts]
     ones = tf.ones_like(losses[0])
     weights = [ones if one.weight is None else tf.cast(one.weight, dtype) for one in parts]
