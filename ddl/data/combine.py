@@ -68,8 +68,8 @@ def k_fold(
     count = len(source)
     if folds not in range(2, count + 1) or fold not in range(int(folds)):
         raise ConfigError(
-            f"k_fold.folds must be from 2 to {count:,}, all of {source.name}, and k_fold.fold from "
-            f"0 to folds - 1, got {folds!r} and {fold!r}."
+            f"k_fold.folds must be from 2 to {count:,}, the number of examples, and k_fold.fold "
+            f"from 0 to folds - 1, got {folds!r} and {fold!r}."
         )
     of_folds = hashed(int(seed), "k_fold")  # apart from the order of a run
     place = example_at(np.arange(count), 0, num_examples=count, seed=of_folds)
