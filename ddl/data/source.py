@@ -110,7 +110,8 @@ class Source:
             may then have `describe(index)`, the name of an item for messages.
           decode: Turns an item, a dict of tensors, into an example, with a seed for TensorFlow's
             stateless random operations: int64 [2], from the run's seed, the epoch and the item. It
-            is traced by tf.data, and runs in parallel on the host. None: items are examples.
+            is traced without AutoGraph (use `tf.cond` for an `if` on a tensor), and runs in
+            parallel on the host. None: items are examples.
           files: Paths of the files that are read.
 
         Raises:
