@@ -76,10 +76,10 @@ def check_same_classes(train: Any, evaluation: Any) -> None:
     ours, theirs = (
         getattr(getattr(s, "items", None), "class_names", None) for s in (train, evaluation)
     )
-    if ours and theirs and list(ours) != list(theirs):
+    if ours is not None and theirs is not None and list(ours) != list(theirs):
         raise DataError(
-            f"Training data have the classes {', '.join(ours)}, evaluation data "
-            f"{', '.join(theirs)}. Give both the same class folders."
+            f"Training data have the classes {', '.join(map(str, ours))}, evaluation data "
+            f"{', '.join(map(str, theirs))}. Give both the same class folders."
         )
 
 

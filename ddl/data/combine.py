@@ -1,7 +1,7 @@
-"""Parts, concatenations and mixtures of sources, by arithmetic on indices."""
+"""Parts, folds, concatenations and mixtures of sources, by arithmetic on indices."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -12,7 +12,8 @@ from ddl.data.features import described
 from ddl.data.order import example_at, in_parts
 from ddl.data.source import Source
 from ddl.data.stream import Stream
-from ddl.errors import ConfigError, DataError
+from ddl.errors import ConfigError, DataError, check_choice
+from ddl.random import hashed
 
 _Located = Callable[[np.ndarray], np.ndarray]  # indices to those in all sources, int64 [b]
 
@@ -36,6 +37,43 @@ def subset(data: Any, examples: int | Sequence[int] | np.ndarray) -> Source:
             f"or a list of indices below that, got {examples!r:.80}."
         )
     return _combined([source], len(chosen), chosen.astype(np.int64).__getitem__)
+
+
+def k_fold(
+    data: Any, folds: int, fold: int, split: Literal["train", "test"], *, seed: int = 0
+) -> Source:
+    """Returns one side of a fold of cross-validation.
+
+    Each example is in the test data of exactly one fold, chosen at random, and in the training data
+    of all others. The folds differ in size by one example at most. They follow from the number of
+    examples, `folds` and `seed` alone, on any machine and whatever the seed of the run. Both sides
+    keep the order of the data, and may differ in `decode`, such as augmentation:
+
+        train = ddl.data.k_fold(ddl.data.Source(items, augment), 5, 0, "train")
+        test = ddl.data.k_fold(items, 5, 0, "test")
+
+    Args:
+      data: A source, or data that `Source` takes.
+      folds: Number of folds, at least 2 and at most that of examples.
+      fold: Number of the fold, from 0 to `folds` - 1.
+      split: "train" for the examples outside of the fold, "test" for those in it.
+      seed: Seed of the folds. Give both sides the same.
+
+    Raises:
+      ConfigError: If `folds` or `fold` is out of range, or `split` is another.
+      DataError: If `data` are a stream, which has no indices.
+    """
+    (source,) = _alike([data], "k_fold")
+    check_choice("k_fold.split", split, ("train", "test"))
+    count = len(source)
+    if folds not in range(2, count + 1) or fold not in range(int(folds)):
+        raise ConfigError(
+            f"k_fold.folds must be from 2 to {count:,}, the number of examples, and k_fold.fold "
+            f"from 0 to folds - 1, got {folds!r} and {fold!r}."
+        )
+    of_folds = hashed(int(seed), "k_fold")  # apart from the order of a run
+    place = example_at(np.arange(count), 0, num_examples=count, seed=of_folds)
+    return subset(source, np.flatnonzero((place % folds == fold) == (split == "test")))
 
 
 def concatenate(sources: Sequence[Any]) -> Source:

@@ -47,11 +47,6 @@ class Arrays:
                     f"All features must have the same number of examples, but {first!r} has "
                     f"{len(self.arrays[first]):,} and {name!r} has {len(self.arrays[name]):,}."
                 )
-        if not len(self):
-            raise DataError(
-                f"Feature {first!r} must have at least one example, got shape "
-                f"{self.arrays[first].shape}."
-            )
 
     def __len__(self) -> int:
         """Returns the number of examples."""
@@ -110,11 +105,13 @@ class Source:
         """Reads item 0, twice.
 
         Args:
-          items: The items. If they have `rows(indices)`, int64 [b] to a dict of arrays [b, …], that
-            reads a block; several threads may call it at once.
+          items: The items. In place of `__getitem__` they may have `rows(indices)`, int64 [b] to a
+            dict of arrays [b, …], which reads a block; several threads may call it at once. They
+            may then have `describe(index)`, the name of an item for messages.
           decode: Turns an item, a dict of tensors, into an example, with a seed for TensorFlow's
             stateless random operations: int64 [2], from the run's seed, the epoch and the item. It
-            is traced by tf.data, and runs in parallel on the host. None: items are examples.
+            is traced without AutoGraph (use `tf.cond` for an `if` on a tensor), and runs in
+            parallel on the host. None: items are examples.
           files: Paths of the files that are read.
 
         Raises:
@@ -130,8 +127,9 @@ class Source:
         self.decoded: Any = None
         self._lock = threading.Lock()
         self._alike = features.Alike()
-        self._read_rows = getattr(items, "rows", None)
         self._read_items = getattr(items, "__getitems__", None)
+        has_items = self._read_items is not None or hasattr(items, "__getitem__")
+        self._read_rows = None if has_items else getattr(items, "rows", None)
         self._check_protocol()
         self._length = len(items)
         if not self._length:
@@ -157,8 +155,9 @@ class Source:
         return self._length
 
     def describe(self, index: int) -> str:
-        """Returns the name of an item for messages, by `items.describe` if the items have it."""
-        return getattr(self.items, "describe", f"item {{:,}} of {self.name}".format)(index)
+        """Returns the name of an item for messages; with `items.rows`, by `items.describe`."""
+        named = f"item {{:,}} of {self.name}".format
+        return (named if self._read_rows is None else getattr(self.items, "describe", named))(index)
 
     def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Reads items, before `decode`. Called by threads of tf.data.

@@ -1,12 +1,15 @@
 """Checks of evaluation data, and errors of data that are being read."""
 
+import os
+import shutil
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import ddl
-from ddl.data import BatchPipeline, Source, subset
+from ddl.data import BatchPipeline, Source, image_folder, subset, tf_records
 from ddl.data.checks import data_errors
 from ddl.errors import ConfigError, DataError
 from ddl.step.replicas import distributed_iterator
@@ -38,6 +41,22 @@ def test_an_example_that_cannot_be_decoded_is_named():
     assert "node" not in str(caught.value)
 
 
+def test_a_file_that_cannot_be_decoded_is_named(folder, tmp_path):
+    shutil.copytree(folder / "images", tmp_path / "images")
+    damaged = tmp_path / "images" / "2" / "05.png"
+    damaged.write_bytes(damaged.read_bytes()[:40])
+    source = image_folder(tmp_path / "images", (4, 4))
+    with pytest.raises(DataError, match=f"failed on {damaged}: .*remove it"), data_errors(source):
+        read(source)
+
+
+def test_labels_of_text_are_refused():
+    task = ddl.Classification(ddl.models.mlp((4,), 2))
+    source = Source({"input": np.zeros([2, 4]), "label": ["cat", "dog"]})
+    with pytest.raises(DataError, match="must be integers from 0 to 1 .* got .*'label': text"):
+        check_data(task, {"": source})
+
+
 class Broken(list):
     def __getitem__(self, number):
         return {"x": 1 / (5 - number)}
@@ -48,6 +67,22 @@ def test_the_error_of_a_reader_keeps_its_cause():
     with pytest.raises(DataError, match="could not read item 5") as caught, data_errors(source):
         read(source)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+DISKS = [(OSError(5, "broken"), OSError), (FileNotFoundError(2, "gone"), DataError)]
+
+
+@pytest.mark.parametrize(("error", "raised"), DISKS)
+def test_an_error_of_a_disk_passes_unless_it_repeats(error, raised, folder, monkeypatch):
+    """A launcher starts a run again after an error that may not come again."""
+
+    def fail(*_):
+        raise error
+
+    source = tf_records(f"{folder}/*.tf")
+    monkeypatch.setattr(os, "pread", fail)
+    with pytest.raises(raised, match=error.strerror), data_errors(source):
+        read(source)
 
 
 def test_integers_are_scaled_by_default_and_floats_are_left_alone():

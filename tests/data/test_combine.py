@@ -1,9 +1,14 @@
-"""Parts and unions of sources: which examples they hold."""
+"""Parts, folds and unions of sources: which examples they hold."""
+
+import itertools
 
 import numpy as np
 import pytest
 
-from ddl.data.combine import concatenate, mix, subset
+from ddl.data.combine import concatenate, k_fold, mix, subset
+from ddl.errors import ConfigError
+
+SIDES = ("train", "test")
 
 
 def items(first, count):
@@ -28,6 +33,46 @@ def test_subsets_hold_the_first_or_the_listed_examples(make):
         assert numbers(subset(make(10, 6), count)) == [10, 11, 12]
     assert numbers(subset(make(10, 6), [4, 0, 4])) == [14, 10, 14]
     assert numbers(subset(subset(make(10, 6), [5, 3, 1]), np.array([2, 0]))) == [11, 15]
+
+
+@pytest.mark.parametrize("make", [arrays, items])
+@pytest.mark.parametrize(("count", "folds"), [(5, 2), (11, 4), (6, 6), (1_100, 3)])
+def test_each_example_is_in_the_test_data_of_one_fold(make, count, folds):
+    def sides(seed):
+        return [
+            [numbers(k_fold(data, folds, n, s, seed=seed)) for s in SIDES] for n in range(folds)
+        ]
+
+    data = make(0, count)
+    for train, test in sides(7):
+        assert sorted(train + test) == list(range(count))
+        assert len(test) in (count // folds, -(-count // folds))
+    assert sorted(x for _, test in sides(7) for x in test) == list(range(count))
+    assert sides(7) != sides(8)
+
+
+def test_folds_are_as_unlike_as_by_chance():
+    """A pair of the same fold in one seed is one in another seed as often as any pair."""
+    tests = [numbers(k_fold(arrays(0, 2_000), 4, 0, "test", seed=seed)) for seed in range(6)]
+    for first, second in itertools.combinations(tests, 2):
+        assert abs(len({*first} & {*second}) - 125) < 6 * 9  # hypergeometric: 9 is its deviation
+    assert all(set(np.diff(test)) >= {1, 2, 3} for test in tests)  # neither blocks nor strides
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((1, 0, "test"), "k_fold.folds must be from 2 to 5, .* got 1 and 0"),
+        ((6, 0, "test"), "k_fold.folds must be from 2 to 5, .* got 6 and 0"),
+        ((2.5, 0, "test"), "k_fold.folds must be from 2 to 5, .* got 2.5 and 0"),
+        ((3, 3, "test"), "k_fold.fold from 0 to folds - 1, got 3 and 3"),
+        ((3, -1, "test"), "k_fold.fold from 0 to folds - 1, got 3 and -1"),
+        ((3, 0, "eval"), "k_fold.split must be 'train' or 'test', got 'eval'"),
+    ],
+)
+def test_folds_that_are_none(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        k_fold(arrays(0, 5), *arguments)
 
 
 @pytest.mark.parametrize("make", [arrays, items])

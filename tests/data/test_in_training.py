@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import ddl
 from ddl.checkpoints.checkpoints import Checkpoints
 from tests.conftest import make_strategy, save
 from tests.data.kinds import KINDS, ROWS, SAVED, UPDATES, X, Y, ends_of, make_trainer
@@ -116,6 +117,27 @@ def test_what_people_have_trains_on_the_first_attempt(attempt):
     trainer = make_trainer(data, strategy)
     first, last = (trainer.train(10, progress=False)["loss"] for _ in range(2))
     assert last < first
+
+
+class OfTwoSources:
+    def __init__(self):
+        self.model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+
+    def per_example(self, features, training):
+        return ddl.PerExample(self.model(features["input"])[:, 0] ** 2)
+
+    def step(self, update, batch):
+        update.minimize(self.per_example, batch["one"])
+        update.minimize(self.per_example, batch["other"], name="other")
+
+
+def test_sources_of_one_length_have_orders_of_their_own():
+    data, strategy = {"one": (X, Y), "other": (X, Y)}, make_strategy("one_device", 1)
+    with strategy.scope():
+        trainer = ddl.Trainer(OfTwoSources(), "sgd", data, global_batch_size=7)
+    one, other = (each.table(strategy, 0, 3)["index"] for each in trainer.pipelines.values())
+    assert sorted(one.ravel()) == sorted(other.ravel()) == list(range(ROWS))
+    assert not np.array_equal(one, other)
 
 
 def test_memory_maps_train_as_arrays_with_nan_where_a_mask_is(tmp_path):

@@ -93,6 +93,13 @@ def test_workers_read_their_own_rows(make, folder, monkeypatch):
                     np.testing.assert_array_equal(own, wanted.reshape(own.shape))
 
 
+@pytest.mark.parametrize("make", WORKERS.values(), ids=WORKERS)
+def test_data_sets_are_endless(make, folder):
+    """Before each batch of others, tf.distribute asks whether they have ended."""
+    dataset, _ = pipeline_of(make(folder)).rows(make_strategy(*ONE))
+    assert dataset.cardinality() == tf.data.INFINITE_CARDINALITY
+
+
 def test_threads_are_as_many_as_the_cores_that_this_process_may_use(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 5, 9})
     monkeypatch.setattr(os, "cpu_count", lambda: 64)

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from ddl.data import Source
+from ddl.data.checks import check_same_classes
 from ddl.errors import ConfigError, DataError
 
 
@@ -54,6 +55,22 @@ def test_an_item_unlike_the_first_is_named(item, message):
     with pytest.raises(DataError, match=message) as caught:
         source.rows(np.array([1, 4]))
     assert source.error is caught.value
+
+
+class WithNamesOfReaders(list):
+    """A user's class, with attributes that mean something else in the readers of ddl."""
+
+    rows, class_names = (5, 6), np.array(["cat", "dog"])
+
+    def describe(self):
+        raise AssertionError
+
+
+def test_a_users_class_may_have_any_attributes():
+    source = Source(WithNamesOfReaders([{"x": 1.0}, {"x": 2.0}]))
+    assert source.rows(np.array([1, 0]))["x"].tolist() == [2, 1]
+    assert source.describe(1) == "item 1 of WithNamesOfReaders"
+    check_same_classes(source, source)
 
 
 @pytest.mark.parametrize("order", ["<", ">"])

@@ -94,7 +94,8 @@ def streamed(strategy: tf.distribute.Strategy) -> Any:
 def refused(strategy: tf.distribute.Strategy) -> Any:
     """Returns the errors for data that cannot be sent to workers, and for a loss scale."""
     items = [{"image": image, "label": 1} for image in IMAGES]
-    wrong = [("float32", items), ("mixed_float16", parity_cases.UNEVEN)]
+    wrong: list[tuple[str, Any]] = [("float32", items), ("float32", lambda: iter(items))]
+    wrong.append(("mixed_float16", parity_cases.UNEVEN))
     return [_error(strategy, *each) for each in wrong]
 
 

@@ -31,6 +31,8 @@ def test_two_workers():
     np.testing.assert_allclose(*counts["predictions"], atol=1e-5)
     step, first, last = found["streamed"]
     assert (step, last < first) == (70, True)
-    of_source, of_scale = found["refused"]
+    of_source, of_stream, of_scale = found["refused"]
     assert "they cannot read list. Pass arrays of numbers, or ddl.data.stream" in of_source
+    assert "they cannot read the stream, which calls " in of_stream
+    assert "use --strategy=multi_worker_mirrored" in of_stream
     assert "cannot scale the loss" in of_scale

@@ -26,10 +26,7 @@ from ddl.errors import ConfigError, DataError, check_choice
 
 _ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
 
-_FEATURES = {
-    "image/encoded": tf.io.FixedLenFeature([], tf.string),
-    "image/class/label": tf.io.FixedLenFeature([], tf.int64),
-}
+_FEATURES = {"image/encoded": ((), "string"), "image/class/label": ((), "int64")}
 
 KerasDatasetName = Literal["mnist", "fashion_mnist", "cifar10"]
 ImagesName = Literal["digits", "mnist", "fashion_mnist", "cifar10", "imagenet", "synthetic"]
@@ -295,9 +292,7 @@ class ImageFiles(Arrays):
                 )
             self.files += images
             labels += [label] * len(images)
-        super().__init__(
-            {"file": np.array(self.files, object), "label": np.array(labels, np.int64)}
-        )
+        super().__init__({"file": self.files, "label": labels})
         if others:
             logging.warning("%s: %d files left out, such as %s.", folder, len(others), others[0])
 

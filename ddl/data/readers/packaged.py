@@ -70,16 +70,15 @@ def penguins(split: Split, label: Literal["species", "body_mass"] = "species") -
     check_choice("penguins.label", label, ("species", "body_mass"))
     lines = _FILES.joinpath("penguins.csv").read_text().splitlines()
     rows = [row for row in csv.DictReader(lines) if row["split"] == split]
-    names = ("bill_length_mm", "bill_depth_mm", "flipper_length_mm")
-    sizes = np.array([[row[name] for name in names] for row in rows], np.float32)
-    mass = np.array([float(row["body_mass_g"]) / 1000 for row in rows], np.float32)
+    names = ("bill_length_mm", "bill_depth_mm", "flipper_length_mm", "body_mass_g")
+    given = np.array([[row[name] for name in names] for row in rows], np.float64)
+    numbers = (given / [1, 1, 1, 1000]).astype(np.float32)
     categories = {
         name: np.array([values.index(row[name]) for row in rows], np.int64)
         for name, values in PENGUIN_CATEGORIES.items()
     }
     if label == "body_mass":
-        return Source({"numbers": sizes, **categories, "label": mass})
-    numbers = np.concatenate([sizes, mass[:, np.newaxis]], axis=1)
+        return Source({"numbers": numbers[:, :3], **categories, "label": numbers[:, 3]})
     return Source({"numbers": numbers, "label": categories.pop("species"), **categories})
 
 

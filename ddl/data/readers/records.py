@@ -19,8 +19,7 @@ from ddl.data.readers.paths import Paths, found_files
 from ddl.data.source import Decode, Example, Source, first_line
 from ddl.errors import DataError, installing
 
-_HEAD = 12  # bytes ahead of a record's data
-_AROUND = 16
+_HEAD, _TAIL = 12, 4  # bytes before and after a record's data
 
 
 def tf_records(
@@ -121,19 +120,16 @@ class TFRecords(_Records):
         file_numbers, _ = in_parts(indices, self._ends)
         for number in np.unique(file_numbers):
             places = np.flatnonzero(file_numbers == number)
-            try:
-                with open(self.files[number], "rb", buffering=0) as file:
-                    for place in places[np.argsort(indices[places])].tolist():
-                        index = int(indices[place])
-                        offset, length = self._places[index].tolist()
-                        records[place] = data = os.pread(file.fileno(), length, offset)
-                        if _checksum(data) != os.pread(file.fileno(), 4, offset + length):
-                            raise DataError(
-                                f"The checksum of {self.describe(index)} is wrong: it is damaged, "
-                                "or the file has changed. Copy or write the file again."
-                            )
-            except OSError as error:
-                raise DataError(f"Reading records failed: {error}. Check the file.") from error
+            with open(self.files[number], "rb", buffering=0) as file:
+                for place in places[np.argsort(indices[places])].tolist():
+                    index = int(indices[place])
+                    offset, length = self._places[index].tolist()
+                    records[place] = data = os.pread(file.fileno(), length, offset)
+                    if _checksum(data) != os.pread(file.fileno(), _TAIL, offset + length):
+                        raise DataError(
+                            f"The checksum of {self.describe(index)} is wrong: it is damaged, or "
+                            "the file has changed. Copy or write the file again."
+                        )
         return {"record": records}
 
 
@@ -214,7 +210,7 @@ def _located(file: str) -> np.ndarray:
                     )
                 length = int.from_bytes(head[:8], "little")
                 places.append((offset + _HEAD, length))
-                offset += length + _AROUND
+                offset += _HEAD + length + _TAIL
     except OSError as error:
         raise DataError(f"Reading records failed: {error}. Check the file.") from error
     if offset > size:

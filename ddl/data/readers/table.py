@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ddl.data.readers.paths import Paths, found_files
-from ddl.data.source import Arrays, Source, first_line
+from ddl.data.source import Source, first_line
 from ddl.errors import DataError, did_you_mean, installing
 
 
@@ -66,7 +66,7 @@ def table(
         alone = isinstance(group, str)
         read = [_column(name, tables, paths, categories.get(name), alone) for name in names]
         arrays[feature] = read[0] if alone else np.stack(read, axis=1)
-    return Source(Arrays(arrays), files=paths)
+    return Source(arrays, files=paths)
 
 
 def _read(file: str) -> Any:

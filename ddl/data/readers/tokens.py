@@ -7,10 +7,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ddl.choices import check_count
 from ddl.data.order import in_parts, random_words
 from ddl.data.readers.paths import Paths, found_files
 from ddl.data.source import Source
-from ddl.errors import ConfigError, DataError, check_choice
+from ddl.errors import DataError, check_choice
 
 _OTHERS = (".gz", ".zst", ".xz", ".bz2", ".zip", ".npy")
 _PACKING = 0x7061636B  # apart from other uses of the seed
@@ -49,8 +50,7 @@ def tokens(files: Paths | np.ndarray, length: int, *, dtype: str = "uint8") -> S
       DataError: If a file is missing, compressed, listed twice or no whole number of tokens; tokens
         are no integers [n] that int64 holds; or no file has `length` + 1 tokens.
     """
-    if length < 1:
-        raise ConfigError(f"tokens.length must be at least 1, got {length}.")
+    check_count("tokens.length", length)
     check_choice("tokens.dtype", dtype, ("uint8", "uint16", "uint32", "int32", "int64"))
     if isinstance(files, np.ndarray):
         paths, texts = [], [_checked_tokens(files, "tokens.files")]
@@ -143,8 +143,7 @@ def packed(
       ConfigError: If `length` is below 1 or `too_long` is another.
       DataError: If a document is no list of integers, one is too long, or all are empty.
     """
-    if length < 1:
-        raise ConfigError(f"packed.length must be at least 1, got {length}.")
+    check_count("packed.length", length)
     check_choice("packed.too_long", too_long, ("error", "cut", "split"))
     documents = [_checked_tokens(o, f"packed.sequences[{n:,}]") for n, o in enumerate(sequences)]
     lengths = np.array([len(document) for document in documents], np.int64)

@@ -1,9 +1,11 @@
 """Small files in the format of the real ones: names, records, JPEGs of any sizes, labels from 1."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from ddl.data.readers.images import imagenet
+from ddl.errors import DataError
 from tests.data.decoding import examples
 from tests.data.readers.test_records import example
 
@@ -40,3 +42,10 @@ def test_training_images_are_cropped_and_mirrored_by_the_seed(tmp_path):
     # Crops that show the edge, some of 180; half of them are five standard deviations from a third.
     assert left + right > 100
     assert 1 / 3 < left / (left + right) < 2 / 3
+
+
+def test_missing_files_are_named_with_their_place(tmp_path):
+    write(tmp_path, each=1)
+    message = f"no file matches {tmp_path}/validation-.* Put its TFRecord files, .*data_dir"
+    with pytest.raises(DataError, match=message):
+        imagenet("test", tmp_path)

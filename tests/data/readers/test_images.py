@@ -1,7 +1,9 @@
 """Files in the true formats go through Keras's own loaders; nothing reaches the network."""
 
+import gc
 import gzip
 import pickle
+import socket
 import tarfile
 import urllib.error
 
@@ -72,7 +74,9 @@ def test_files_in_the_cache_become_images_and_labels(name, cache, monkeypatch):
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_without_files_or_network_it_says_what_to_put_where(cache, name):
+    before = socket.getdefaulttimeout(), gc.isenabled(), gc.get_threshold()
     with pytest.raises(DataError) as caught:
         keras_dataset(name, "train")
     for expected in (str(cache / "datasets"), f"keras.datasets.{name}", "not known"):
         assert expected in str(caught.value)
+    assert (socket.getdefaulttimeout(), gc.isenabled(), gc.get_threshold()) == before

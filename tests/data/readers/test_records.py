@@ -73,3 +73,25 @@ def test_a_pattern_misses_no_shard_that_it_matches(tmp_path):
     with pytest.raises(DataError, match=r"1 of 00004 are missing, such as .*train-00002-of-00004"):
         found_files(str(tmp_path / "train-*"), "x.files")
     assert found_files(str(tmp_path / "train-0000[01]-*"), "x.files") == shards[:2]
+
+
+WRONG = [
+    ({"label": ((2,), "int64")}, "do not fit record 0 of .*label"),
+    ({"number": ((), "int64")}, "do not fit record 0 of .*number"),
+    ({"label": ((), "float32")}, "do not fit record 0 of .*label"),
+]
+
+
+@pytest.mark.parametrize(("features", "message"), WRONG)
+def test_a_wrong_specification_names_record_and_feature(tmp_path, features, message):
+    path = write(str(tmp_path / "a"), [example({"label": 5})], "tf")
+    with pytest.raises(DataError, match=message):
+        tf_records(path, features)
+
+
+def test_a_compressed_file_is_named(tmp_path):
+    path = str(tmp_path / "a.gz")
+    with tf.io.TFRecordWriter(path, "GZIP") as writer:
+        writer.write(example({"label": 5}))
+    with pytest.raises(DataError, match="a.gz is compressed, damaged, or no TFRecord file"):
+        tf_records(path)
