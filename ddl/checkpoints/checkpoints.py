@@ -199,8 +199,9 @@ class Checkpoints:
         """
         if (saved := self._agreed(self._newest)) is None:
             return None
-        if not (keeps and self._is_at(saved)):
-            with self._workers.failing_together():
+        keeps = keeps and self._is_at(saved)
+        with self._workers.failing_together():  # all workers enter, whatever each keeps
+            if not keeps:
                 self._assign(saved, ("",), _position_differs(saved, self.trainer))
         _HELD[self.trainer] = saved.text
         self._held_step, self._writing = saved.step, _NOTHING
@@ -237,9 +238,7 @@ class Checkpoints:
         """Returns the requested checkpoint."""
         saved = self.saved()
         if checkpoint == "best" and self.retention.best_metric is None:
-            raise ConfigError(
-                "The best checkpoint needs Retention.best_metric, got None. Set it, or take latest."
-            )
+            raise ConfigError("The best needs Retention.best_metric. Set it, or pass latest.")
         if checkpoint == "latest":
             found = self._directory.newest(self.report)
         else:
@@ -327,7 +326,7 @@ def _position_of(trainer: Trainer) -> dict[str, int | str | None]:
         for what in ("global_batch_size", "num_examples", "batches_per_update"):
             found[f"{what.replace('_', ' ')}{of}"] = getattr(one, what)
         found[f"kind of data{of}"] = type(one.source).__name__
-        digest = getattr(getattr(one.source, "items", None), "digest", None)
+        digest = getattr(getattr(one.source, "items", None), "digest_of_packing", None)
         found[f"digest of lengths of documents, packed.seed and NumPy's version{of}"] = digest
     return found
 

@@ -164,8 +164,8 @@ class PackedRows:
     """Rows of several documents each; see `packed`.
 
     Attributes:
-      digest: A number that differs if other pieces of documents stand in the rows, so that a run
-        is not resumed with them.
+      digest_of_packing: A number that differs if other pieces of documents stand in the rows, so
+        that a run is not resumed with them.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class PackedRows:
           length: Tokens of a row.
         """
         self._documents, self._pieces, self._length = documents, pieces, length
-        self.digest = zlib.crc32(pieces.tobytes(), zlib.crc32(row.tobytes()))
+        self.digest_of_packing = zlib.crc32(pieces.tobytes(), zlib.crc32(row.tobytes()))
         self._first = np.concatenate([[0], np.cumsum(np.bincount(row))])
 
     def __len__(self) -> int:
