@@ -194,6 +194,6 @@ def test_calls_leave_no_objects():
         gc.collect()
         return len(gc.get_objects())
 
-    objects_after(5)
-    before = objects_after(5)
-    assert objects_after(10) - before < 2
+    counts = [objects_after(25) for _ in range(4)]
+    # A leak shows each time; a thread that an earlier test left behind makes objects now and then.
+    assert min(np.diff(counts)) < 2, counts
