@@ -151,7 +151,8 @@ def bind(one: Binding) -> str:
         known = [short_name(selector) for selector, _ in gin_config._REGISTRY.items()]
         *_, word = re.findall(r"'@?([\w./]+)(?:\(\))?'", what)
         if word == one.arg_name and (found := matches(one.selector)):
-            known = [*(found[0].allowlist or inspect.signature(found[0].wrapped).parameters)]
+            names = found[0].allowlist or inspect.signature(found[0].wrapped).parameters
+            known = [*dict.fromkeys(names)]  # a subclass's list repeats those of its base
             what = f"{one.selector} has no parameter {word!r}, only {', '.join(known)}."
         hint = did_you_mean(word, known, cutoff=0.6) or " Correct it, or import its module."
         return complain(one.location, f"{what}{hint}")
