@@ -85,7 +85,6 @@ class Stream:
       files: Empty: the files are the user's.
       num_examples: Examples of one pass; None if unknown or infinite.
       is_endless: Whether a pass is known to have no end.
-      sample: The first examples, at most 32, as arrays [b, …] by feature.
       is_repeatable: Whether two reads of the first examples were the same. Several workers, each of
         which keeps its rows, need that.
       runs_python: Whether Python of the user's reads, which parameter servers' workers cannot run.
@@ -121,7 +120,7 @@ class Stream:
         first, again = (next(self._read(examples), {}) for _ in range(2))
         if not first or known == 0:
             raise DataError(f"{name} must have at least 1 example, got 0. Correct what it reads.")
-        self.sample, self.is_repeatable = first, are_same(first, again)
+        self.is_repeatable = are_same(first, again)
         if not self.is_repeatable:
             logging.warning(
                 f"{name}: two reads of the first examples differ. Unless all its draws have seeds, "

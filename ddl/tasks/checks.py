@@ -190,11 +190,11 @@ def check_model(model: Any, task: str) -> None:
 
 def warn_of_activation(model: keras.Model, takes_logits: bool) -> None:
     """Warns if a model seems to end in probabilities for a loss of logits, or the reverse."""
-    last = model.layers[-1] if model.layers else None
-    activation, known = getattr(last, "activation", None), keras.activations
-    if takes_logits and (isinstance(last, keras.layers.Softmax) or activation is known.softmax):
+    ends = getattr(model, "operations", model.layers) or [None]  # operations of keras.ops too
+    activation, known = getattr(ends[-1], "activation", None), keras.activations
+    if takes_logits and (isinstance(ends[-1], keras.layers.Softmax) or activation is known.softmax):
         found, remedy = "ends in a softmax, but the loss takes logits", "Remove the softmax."
-    elif not takes_logits and activation is known.linear:
+    elif not takes_logits and getattr(model, "inputs", None) and activation is known.linear:
         found = "ends without an activation, but the loss takes probabilities"
         remedy = "Add a softmax or a sigmoid, or pass a loss with from_logits=True."
     else:

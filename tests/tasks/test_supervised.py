@@ -193,3 +193,19 @@ def test_a_last_layer_that_does_not_fit_the_loss_is_warned_of(activation, loss, 
     _ = ddl.Supervised(model, loss) if loss else ddl.Classification(model)
     assert said in caplog.text
     assert bool(said) == bool(caplog.text)
+
+
+def test_a_softmax_that_is_no_layer_is_seen(caplog):
+    class OwnCall(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.logits = keras.layers.Dense(2)
+
+        def call(self, inputs):
+            return keras.ops.softmax(self.logits(inputs))
+
+    inputs = keras.Input((3,))
+    functional = keras.Model(inputs, keras.ops.softmax(keras.layers.Dense(2)(inputs)))
+    for model in (functional, OwnCall()):
+        ddl.Supervised(model, TAG_LOSS)
+    assert caplog.text == ""
