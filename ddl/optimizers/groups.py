@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import keras
 
-from ddl.errors import ConfigError, check_no_text
+from ddl.errors import ConfigError, check_no_text, did_you_mean
 from ddl.figures import LEARNING_RATE
 from ddl.optimizers.learning_rate import learning_rate_at
 from ddl.optimizers.variables import matching
@@ -150,9 +150,11 @@ def from_keras_name(optimizer: Any, strategy: Any) -> Any:
             with strategy.scope():
                 return keras.optimizers.get(optimizer)
         except ValueError:
+            known = [name.lower() for name in dir(keras.optimizers)]
             raise ConfigError(
                 "Trainer.optimizer must be an optimizer, or the name of one of Keras's, such as "
-                f"'adam' or 'sgd', got {optimizer!r:.60}. Correct the name, or pass an instance."
+                f"'adam' or 'sgd', got {optimizer!r:.60}.{did_you_mean(optimizer, known)} Correct "
+                "the name, or pass an instance."
             ) from None
     for name, one in optimizer.items() if isinstance(optimizer, Mapping) else [(ONLY, optimizer)]:
         if not isinstance(one, OptimizerOrGroups):

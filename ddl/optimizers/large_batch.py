@@ -151,7 +151,8 @@ class LARS(keras.optimizers.SGD):
           learning_rate: Scalar.
         """
         gradient = dense(gradient, variable)
-        if self._get_variable_index(variable) not in self._excluded:
+        index = self._get_variable_index(variable)
+        if index not in self._excluded:
             weights = tf.convert_to_tensor(variable)
             weight_norm, gradient_norm = _norm(weights), _norm(gradient)
             divisor = gradient_norm + self._decay * weight_norm + self.epsilon
@@ -159,7 +160,17 @@ class LARS(keras.optimizers.SGD):
                 self.trust_coefficient * weight_norm / divisor, weight_norm, gradient_norm
             )
             gradient = tf.cast(rate, gradient.dtype) * (gradient + self._decay * weights)
-        super().update_step(gradient, variable, learning_rate)
+        if not self.momentum:
+            super().update_step(gradient, variable, learning_rate)
+            return
+        tf.raw_ops.ResourceApplyKerasMomentum(  # as Keras's operations, in one pass
+            var=variable.handle,
+            accum=self.momentums[index].value.handle,
+            lr=tf.cast(learning_rate, variable.dtype),
+            grad=gradient,
+            momentum=tf.constant(self.momentum, variable.dtype),
+            use_nesterov=self.nesterov,
+        )
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor."""

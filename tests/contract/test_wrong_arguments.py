@@ -183,7 +183,7 @@ MISTAKES = [
     ("train(ddl.Supervised(of_images(), DICE), data=IMAGES)", "axis=(1, 2, 3)"),
     # optimizers
     ("trainer(optimizer=keras.optimizers.SGD)", "SGD"),
-    ("trainer(optimizer='adma')", "'adma'", "'adam'"),
+    ("trainer(optimizer='adma')", "'adma'", "Did you mean adam"),
     ("trainer(optimizer=sgd(clipnorm=1.0))", "clipnorm", "clip_norm"),
     ("trainer(optimizer=sgd(use_ema=True))", "use_ema", "weight_average"),
     ("trainer(optimizer=sgd(gradient_accumulation_steps=2))", "Trainer's accumulation_steps"),
