@@ -40,9 +40,9 @@ ALONE, DDL, TENSORFLOW = "independent", "ddl", "TensorFlow"
 
 CASES = {
     "CNN, 512 per worker": (Case("CNN", 512, 3, examples=8192), 0.91),
-    "CNN, 256 per worker": (Case("CNN", 256, 6, examples=8192), 0.85),
+    "CNN, 256 per worker": (Case("CNN", 256, 6, examples=8192), 0.90),
     "CNN, 64 per worker": (Case("CNN", 64, 20, examples=8192), 0.72),
-    "MLP, 1,024 per worker": (Case("MLP", 1024, 120, examples=8192), 0.60),
+    "MLP, 1,024 per worker": (Case("MLP", 1024, 120, examples=8192), 0.80),
 }
 """Cases with the batch of a worker, and the least scaling."""
 
