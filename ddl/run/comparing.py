@@ -161,6 +161,8 @@ def compare_arguments(directory: RunDirectory, given: Mapping[str, str]) -> None
 def arguments_of(trainer: Trainer) -> dict[str, str]:
     """Returns the plain values that a trainer was made with, as JSON by name."""
     found: dict[str, Any] = {"global_batch_size": trainer.global_batch_size}
+    first = next(iter(trainer.pipelines.values()))
+    found |= {"seed": first.seed, "shuffle": first.shuffle}
     found |= {f"task.{name}": value for name, value in attributes_of(trainer.task).items()}
     for name, optimizer in by_name(trainer.optimizer).items():
         with suppress(NotImplementedError):  # of a schedule that Keras cannot save

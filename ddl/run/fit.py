@@ -82,7 +82,7 @@ def fit(
       ConfigError: If an argument is invalid, or excludes another.
       DataError: As `Trainer.train`.
       ModelDirectoryError: If the directory or a checkpoint cannot be used or written, or is not of
-        this trainer's run: compared are the plain values of task, optimizer and trainer.
+        this trainer's run: compared are plain values of task and optimizer, seed and shuffle.
       TrainingDiverged: If the loss is no longer finite.
       KeyboardInterrupt: On SIGINT, after the update in progress, and after saving.
       TrainingInterrupted: On SIGTERM, as on SIGINT; on a signal to another worker too.
