@@ -52,7 +52,7 @@ def build_cluster(arguments: Sequence[str]) -> Cluster:
 
     Raises:
       flags.Error: If a flag is missing or wrong, on either side of --.
-      ConfigError: If there are not enough cores or GPUs, or this is not Linux.
+      ConfigError: If there are too few GPUs, CUDA_VISIBLE_DEVICES is wrong, or this is not Linux.
     """
     place = arguments.index("--") if "--" in arguments else len(arguments)
     own, of_main = launch_flags(), arguments[place + 1 :]

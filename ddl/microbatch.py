@@ -86,7 +86,7 @@ class Microbatch:
     """The rows that one replica computes at once. Replica context.
 
     Attributes:
-      seed: Seed of all random numbers; None in a pass whose outputs nobody reads.
+      seed: Seed of all random numbers.
       training: Whether this is a training pass. Training and evaluation draw different numbers.
       counter: uint64 [2], `ddl.random.batch_counter` of the global batch.
       first_row: Position of the first row in the global batch, int64 [] or a Python integer. The
@@ -115,7 +115,7 @@ class Microbatch:
       recomputes: Whether this is a second computation, in the backward pass.
     """
 
-    seed: int | None
+    seed: int
     training: bool
     counter: tf.Tensor
     first_row: tf.Tensor | int

@@ -53,7 +53,7 @@ _UNSEEDED = types.SimpleNamespace(name="keras.random")
 
 PHILOX = tf.random.Algorithm.PHILOX.value
 PROBED = (2, 4)
-"""Numbers of rows of the traces that place draws. Both are even: a loss may take pairs."""
+"""Numbers of rows of the traces of `predict` that place draws."""
 
 _WORDS = 4  # 32-bit words for each count of Philox, each one float32
 _MANTISSA, _ONE = 0x7FFFFF, 0x3F800000  # bits of float32: the last 23; those of 1.0
@@ -125,8 +125,8 @@ def placing(
     found = {}
     for key, one in of_few.items():
         other = of_more.get(key, Drawn(one.layer, ()))
-        if one.shape == other.shape:
-            found[key] = 0
+        if one.shape == other.shape:  # a first size that only the run knows is that of the rows
+            found[key] = int(one.shape[:1] == (None,))
             continue
         whole, left = divmod(one.shape[0] or 1, few) if one.shape else (0, 1)
         if left or other.shape != (whole * more, *one.shape[1:]):
@@ -379,7 +379,7 @@ def _draw(
     place, call = current.call_number(owner, layer)
     drawn = Drawn(layer, tuple(size if isinstance(size, int) else None for size in sizes))
     of_example = _rows_of_example(current, (place, call), drawn)
-    rows, sizes_of_row = (sizes[0], sizes[1:]) if of_example else (1, sizes)
+    rows, sizes_of_row = (of_example * current.rows, sizes[1:]) if of_example else (1, sizes)
     features = math.prod(sizes_of_row)
     # Each row begins at a whole count of Philox, so that a draw can begin at any row.
     counts_of_row = -(-features // (_WORDS * per_word))
@@ -414,12 +414,12 @@ def _rows_of_example(current: Microbatch, key: tuple[int, int], drawn: Drawn) ->
         return 0
     if current.placing is None or key not in current.placing:
         raise ConfigError(
-            f"{drawn.layer!r} draws random numbers, but the loss could not be traced with 2 and 4 "
+            f"{drawn.layer!r} draws random numbers, but the loss could not be traced with 4 and 8 "
             "examples before training, so it is unknown whether each example has its own. The loss "
             "must take any number of examples: leave out a fixed batch size of the model."
         )
     of_example = current.placing[key]
-    if of_example and drawn.shape[0] != of_example * current.rows:
+    if of_example and drawn.shape[0] not in (None, of_example * current.rows):
         raise ConfigError(
             f"{drawn.layer!r} must draw {of_example} rows for each of the {current.rows} examples, "
             f"got {drawn.shape[0]} rows. Take the shape from x.shape or keras.ops.shape(x)."

@@ -103,7 +103,7 @@ class Run(NamedTuple):
       task: Name of the task's class.
       divisor: Largest number that divides the microbatches of all sources.
       itemsize: Bytes of the narrowest dtype of a layer.
-      steps_per_epoch: Updates of an epoch, if known.
+      steps_per_epoch: Updates of an epoch that ends with padding; else None.
       values: The values after each update, in the order of the computation.
     """
 
@@ -156,11 +156,12 @@ def _run(make_trainer: MakeTrainer, place: Place, folder: str | None) -> Run:
     given = trainer.global_batch_size
     sizes = [*given.values()] if isinstance(given, Mapping) else [given]
     dtypes = [tf.as_dtype(layer.compute_dtype) for layer in layers_of(trainer.task)]
+    pads = any((p.num_examples or 0) % p.global_batch_size for p in trainer.pipelines.values())
     return Run(
         type(trainer.task).__name__,
         math.gcd(*sizes) // trainer.accumulation_steps,
         min((dtype.size for dtype in dtypes), default=8),
-        trainer.steps_per_epoch,
+        trainer.steps_per_epoch if pads else None,
         values,
     )
 

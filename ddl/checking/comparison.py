@@ -43,8 +43,9 @@ class Found(NamedTuple):
     Attributes:
       position: Position of the value in the order of the computation.
       value: The value of the other run.
-      size: The largest difference, relative to the largest entry; infinite if the runs compute
-        different values here, or one is not finite.
+      size: The largest difference, relative to the largest entry, or to 1% of the largest one of
+        its kind if that is more; infinite if the runs compute different values here, or one is not
+        finite.
       expected: The entry of the reference where the difference is largest.
       got: The same entry of the other run.
     """

@@ -131,7 +131,7 @@ class Checkpoints:
         return True
 
     def written(self) -> Path | None:
-        """Waits for the chief's write; returns its path without endings, or None if it failed."""
+        """Returns the path of the chief's write without endings; None if it failed. All workers."""
         return None if self._has_failed() else self._directory.path / f"step-{self._held_step}"
 
     def wait(self) -> None:

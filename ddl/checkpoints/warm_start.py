@@ -61,7 +61,7 @@ class WarmStart:
         for folder in (path, os.path.join(path, "checkpoints")):
             if (newest := CheckpointDirectory(folder).newest()) is not None:
                 return newest
-        there, step = CheckpointDirectory(os.path.dirname(path)), path.rpartition("/step-")[2]
+        there, step = CheckpointDirectory(os.path.dirname(path)), f"/{path}".rpartition("/step-")[2]
         if step.isdigit() and not there.damage_of(saved := there.at(int(step))):
             return saved
         raise ConfigError(

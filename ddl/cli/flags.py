@@ -125,7 +125,7 @@ def gpus_of(values: flags.FlagValues) -> list[int] | None:
     """
     if values.gpus == "all":
         return None
-    parts = [] if values.gpus in ("none", "") else values.gpus.split(",")
+    parts = [] if values.gpus == "none" else values.gpus.split(",")
     if not all(part.strip().isdecimal() for part in parts):
         raise flags.Error(f"--gpus must be all, none, or numbers such as 0,1, got {values.gpus!r}.")
     return [int(part) for part in parts]

@@ -19,7 +19,7 @@ def build_placement(values: flags.FlagValues) -> "Placement | None":
       values: The parsed flags of `ddl.main`.
 
     Returns:
-      Where to train; None if this process served as a parameter server until training ended.
+      Where to train; None if this process served a chief, as a worker or parameter server.
 
     Raises:
       DdlError: If the config, the devices or the cluster cannot be used.

@@ -63,23 +63,22 @@ def check_same_features(
             )
 
 
-def check_same_classes(train: Any, evaluation: Any) -> None:
+def check_same_classes(one: Any, other: Any) -> None:
     """Checks that the labels of sources whose items name their classes mean the same.
 
     Args:
-      train: Source of the training data.
-      evaluation: Source of the evaluation data.
+      one: A source or stream, such as of the training data.
+      other: Another, such as of the evaluation data.
 
     Raises:
       DataError: If the classes, or their order, differ.
     """
-    ours, theirs = (
-        getattr(getattr(s, "items", None), "class_names", None) for s in (train, evaluation)
-    )
-    if ours is not None and theirs is not None and list(ours) != list(theirs):
+    of_both = (getattr(getattr(s, "items", None), "class_names", None) for s in (one, other))
+    classes = [", ".join(map(str, names)) for names in of_both if names is not None]
+    if len({*classes}) > 1:
         raise DataError(
-            f"Training data have the classes {', '.join(map(str, ours))}, evaluation data "
-            f"{', '.join(map(str, theirs))}. Give both the same class folders."
+            f"All data must have the same classes, got {classes[0]}, and {classes[1]}. Give them "
+            "the same class folders."
         )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.data.batch import RESIDENT_UP_TO_BYTES
+from ddl.data.checks import check_same_classes
 from ddl.data.features import described
 from ddl.data.order import example_at, in_parts
 from ddl.data.source import Source
@@ -121,7 +122,7 @@ def mix(sources: Sequence[Any], shares: Sequence[float]) -> Source:
 
 
 class _Combined:
-    """Examples of several sources, by their indices among those of all; classes of the first."""
+    """Examples of several sources, by their indices among those of all."""
 
     def __init__(self, sources: Sequence[Source], length: int, located: _Located):
         self._sources, self._length, self._located = sources, length, located
@@ -151,8 +152,7 @@ def _combined(sources: Sequence[Source], length: int, located: _Located) -> Sour
     is_small = length * sources[0].row_bytes <= RESIDENT_UP_TO_BYTES  # others are not copied
     if are_arrays and is_small and length <= sum(map(len, sources)):
         items = items.rows(np.arange(length))
-    files = [file for source in sources for file in source.files]
-    return Source(items, sources[0].decode, files=files)
+    return Source(items, sources[0].decode, files=[f for each in sources for f in each.files])
 
 
 def _alike(sources: Sequence[Any], user: str) -> list[Source]:
@@ -171,6 +171,7 @@ def _alike(sources: Sequence[Any], user: str) -> list[Source]:
         if given != wanted or source.decode != first.decode:
             raise DataError(
                 f"{user} needs sources of the same features and decode. Number 0 has {wanted}; "
-                f"number {number} has {given}. Convert them, and pass one decode to all."
+                f"number {number} has {given}. Convert them, or pass Source(reader.items, decode)."
             )
+        check_same_classes(first, source)
     return found

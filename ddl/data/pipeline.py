@@ -3,7 +3,7 @@
 import functools
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -41,7 +41,7 @@ class BatchPipeline:
       global_batch_size: B.
       microbatches: A.
       seed: Seed of the layers' random numbers.
-      order_seed: Seed of the order.
+      order_seed: Seed of the order, and of the draws of `decode`.
       shuffle: Whether each epoch has its own order.
       num_examples: Examples of an epoch; None if the data have no end, or their length is unknown.
       batches_per_update: Batches that an update reads one after the other. Assign before the first
@@ -70,7 +70,7 @@ class BatchPipeline:
           resident: Whether arrays are kept on the devices and batches gathered there. `auto` does
             so up to 256 MiB. The batches are bitwise the same.
           microbatches: A. B must be a multiple of A · R; the pipeline does not check this.
-          order_seed: Seed of the order; None: `seed`.
+          order_seed: Seed of the order, and of the draws of `decode`; None: `seed`.
 
         Raises:
           ConfigError: If the batch size is not positive, or `resident` is True for data that are
@@ -146,7 +146,7 @@ class BatchPipeline:
             dataset = dataset.take(self.steps_per_epoch).repeat()
         dataset = self._sent(dataset, path_of(strategy).has_own_memory)
         if workers.number > 1 and workers.replicas_of_each > 1:
-            dataset = _by_replica(dataset, workers.replicas_of_each)
+            dataset = _reshaped(dataset, [workers.replicas_of_each, -1], 1).unbatch()
         # More threads than cores take a quarter of the speed of decoding large images.
         is_large = _bytes_of_example(self.source) > _UNROLLED_BYTES
         threads = _cores() if is_large else max(_LEAST_THREADS, _cores())
@@ -328,9 +328,9 @@ class BatchPipeline:
         @tf.autograph.experimental.do_not_convert  # converting takes longer than tracing
         def rows_of(number: tf.Tensor) -> dict[str, tf.Tensor]:
             columns = tf.numpy_function(read, [number], [spec.dtype for spec in specs.values()])
-            return {
-                name: tf.reshape(column, [*shape, *spec.shape])
-                for column, (name, spec) in zip(columns, specs.items(), strict=True)
+            return {  # tf.reshape would take other shapes of the same size
+                name: tf.reshape(tf.ensure_shape(c, [None, *spec.shape]), [*shape, *spec.shape])
+                for c, (name, spec) in zip(columns, specs.items(), strict=True)
             }
 
         @tf.autograph.experimental.do_not_convert
@@ -349,7 +349,7 @@ class BatchPipeline:
         if together == size > 1:
             return made
         made = made.batch(size // together, drop_remainder=True)
-        return made if together == 1 else _joined(made)
+        return made if together == 1 else _reshaped(made, [-1], 2)
 
     def _read(self, workers: Workers, update: int, count: int) -> dict[str, np.ndarray]:
         """Reads the rows of this process in updates, with their weights, padding and seeds."""
@@ -392,7 +392,7 @@ class BatchPipeline:
         number, shape = self.batches_per_update, (workers.number, workers.replicas_of_each, -1)
         batches = stream.batches(self.global_batch_size, first * number)
         if number > 1:
-            batches = _joined(batches.batch(number, drop_remainder=True))
+            batches = _reshaped(batches.batch(number, drop_remainder=True), [-1], 2)
         rows = np.arange(number * self.global_batch_size)
         of_workers = rows.reshape(number, self.microbatches, *shape)
         own = of_workers[:, :, workers.index].transpose(2, 0, 1, 3).ravel()
@@ -447,16 +447,11 @@ def _decoded(source: Source, rows: dict[str, tf.Tensor], seeds: Any) -> dict[str
     return {name: tf.stack([one[name] for one in examples]) for name in examples[0]}
 
 
-def _joined(batches: tf.data.Dataset) -> tf.data.Dataset:
-    """Joins groups of rows, [groups, rows, …]."""
-    return batches.map(lambda rows: {n: tf.reshape(r, [-1, *r.shape[2:]]) for n, r in rows.items()})
-
-
-def _by_replica(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
-    """Splits elements, whose rows are grouped by replica, into one element for each replica."""
+def _reshaped(dataset: tf.data.Dataset, first: Sequence[int], number: int) -> tf.data.Dataset:
+    """Replaces the first `number` dimensions of all features by others of the same size."""
     return dataset.map(
-        lambda rows: {n: tf.reshape(r, [replicas, -1, *r.shape[1:]]) for n, r in rows.items()}
-    ).unbatch()
+        lambda rows: {n: tf.reshape(r, [*first, *r.shape[number:]]) for n, r in rows.items()}
+    )
 
 
 def _finished(dataset: tf.data.Dataset, ahead: bool, threads: int) -> tf.data.Dataset:

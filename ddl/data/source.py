@@ -169,8 +169,8 @@ class Source:
           Features of `row_spec`, [b, …]. Text is an array of Python objects.
 
         Raises:
-          DataError: If an item cannot be read or differs from item 0 in form, which names the item;
-            or if a weight is negative, NaN or infinite.
+          DataError: If an item cannot be read or, but with `items.rows`, differs from item 0 in
+            form, which names the item; or if a weight is negative, NaN or infinite.
         """
         try:
             rows = self._rows(indices)

@@ -58,6 +58,7 @@ def stream(data: Any, *, batched: bool | None = None) -> "Stream":
         for windows that `batch` has made, and True for a generator of batches.
 
     Raises:
+      ConfigError: If a function takes other arguments than `epoch`.
       DataError: If there are no examples, or they are not of one static shape.
     """
     if isinstance(data, tf.data.Dataset):
@@ -87,7 +88,6 @@ class Stream:
       is_endless: Whether a pass is known to have no end.
       is_repeatable: Whether two reads of the first examples were the same. Several workers, each of
         which keeps its rows, need that.
-      runs_python: Whether Python of the user's reads, which parameter servers' workers cannot run.
       error: The error that ended the last read in Python, which TensorFlow reports as a text.
     """
 
@@ -104,7 +104,7 @@ class Stream:
           DataError: As `stream`.
         """
         self.name, self.files = name, ()
-        self.runs_python = not isinstance(data, tf.data.Dataset)
+        self._runs_python = not isinstance(data, tf.data.Dataset)
         self.error: Exception | None = None
         self.element_spec: dict[str, tf.TensorSpec] = {}
         self._data, self._yields_batches, self._is_batched = data, bool(batched), batched
@@ -245,7 +245,7 @@ class Stream:
             return blocks.concatenate(tf.data.Dataset.from_tensors(end))
 
         spec = batched(self._first).element_spec
-        if self.runs_python:
+        if self._runs_python:
             # Dataset.counter would leak objects.
             end = 2**62 if count is None else first + count
             passes = tf.data.Dataset.range(first, end).flat_map(passed)
@@ -322,7 +322,7 @@ class Stream:
     def _dataset(self, number: int) -> tf.data.Dataset:
         """Returns the user's data set of a pass; of an iterable, a data set of batches."""
         with self._data_errors():
-            made = self._data(number) if self.runs_python else self._data
+            made = self._data(number) if self._runs_python else self._data
             if isinstance(made, keras.utils.PyDataset):
                 made = self._from_batches(made)
             elif not isinstance(made, tf.data.Dataset):
@@ -448,4 +448,4 @@ def _batch_operation(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
     if "batch" in name.lower():
         return dataset
     inputs = dataset._data_inputs if is_choice else dataset._inputs()
-    return next(filter(None.__ne__, map(_batch_operation, inputs)), None)
+    return next((one for one in map(_batch_operation, inputs) if one is not None), None)

@@ -34,10 +34,10 @@ def configure_devices(
         cost. CPU operations are reproducible anyway.
 
     Raises:
-      ConfigError: If `num_virtual_devices` is not positive or given with several GPUs, or a GPU is
-        given twice.
-      DeviceError: If a GPU does not exist, its memory cannot be read, or TensorFlow has already
-        created devices other than the requested ones.
+      ConfigError: If `num_virtual_devices` is not positive or given with several GPUs, a GPU is
+        given twice, or its memory cannot be read.
+      DeviceError: If a GPU does not exist, or TensorFlow has already created devices other than the
+        requested ones.
     """
     given = list(gpus or ())
     if num_virtual_devices is not None and num_virtual_devices < 1:
@@ -92,7 +92,7 @@ def _memory_to_split(index: int) -> int:
     driver, device, memory = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_size_t()
     failed = driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), index)
     if failed or driver.cuDeviceTotalMem_v2(ctypes.byref(memory), device):
-        raise DeviceError(
+        raise ConfigError(  # a RuntimeError would be taken for TensorFlow's
             f"The memory of GPU {index} could not be read from CUDA's driver, so it cannot be "
             "split. Check the driver with nvidia-smi, or split the CPU (--gpus=none)."
         )

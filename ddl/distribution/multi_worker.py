@@ -309,9 +309,8 @@ def build_multi_worker_strategy(timeouts: ClusterTimeouts) -> tf.distribute.Stra
       WorkerLost: If other workers do not join in time. If they die after the rendezvous but before
         TensorFlow has joined, SIGALRM ends the process shortly after the join timeout, since no
         Python code runs then.
-      AddressTaken: If another process uses this worker's port.
-      ConfigError: If TF_CONFIG does not name several workers with this one among them, or its port
-        cannot be used.
+      AddressTaken: If this worker's port cannot be used, as when another process uses it.
+      ConfigError: If TF_CONFIG does not name several workers with this one among them.
     """
     role = cluster_role()
     if len(role.workers) < 2:

@@ -53,9 +53,10 @@ def visible_gpus() -> list[str]:
         return [uuid for uuid in listed if uuid.startswith("MIG-")] or listed
     names = [name.strip() for name in named.split(",") if name.strip()]
     for name in names:
-        number = int(name) if name.isdecimal() else len(listed)
+        whole = [uuid for uuid in listed if uuid.startswith("GPU-")]
+        number = int(name) if name.isdecimal() else len(whole)
         # The beginning of a UUID is enough.
-        known = number < len(listed) or any(uuid.startswith(name) for uuid in listed)
+        known = number < len(whole) or any(uuid.startswith(name) for uuid in listed)
         if not known or names.count(name) > 1:
             raise ConfigError(
                 f"{_VARIABLE} must name GPUs that nvidia-smi -L lists, each once, for --pin_gpus, "

@@ -49,7 +49,7 @@ class RandomShift(_Drawing):
         Args:
           height: Largest vertical shift in pixels, up or down.
           width: Largest horizontal shift in pixels, left or right.
-          seed: Seed of the draws; a ddl trainer combines it with the seed of the run.
+          seed: Seed of the draws; None takes that of the trainer.
           **kwargs: Further arguments of `keras.layers.Layer`.
 
         Raises:
@@ -117,7 +117,7 @@ class RandomResizedCrop(_Drawing):
           width: Width of the results, in pixels.
           scale: Smallest and largest area of a crop, as parts of the image's.
           ratio: Smallest and largest width of a crop divided by its height.
-          seed: Seed of the draws; a ddl trainer combines it with the seed of the run.
+          seed: Seed of the draws; None takes that of the trainer.
           **kwargs: Further arguments of `keras.layers.Layer`.
 
         Raises:
@@ -308,7 +308,7 @@ class _Mixing(_Drawing):
         Args:
           alpha: Both parameters of the Beta distribution of the shares; greater than 0.
           probability: Part of the examples that are mixed, from 0 to 1; the others stay.
-          seed: Seed of the draws; a ddl trainer combines it with the seed of the run.
+          seed: Seed of the draws; None takes that of the trainer.
           **kwargs: Further arguments of `keras.layers.Layer`.
 
         Raises:

@@ -147,7 +147,7 @@ class TokenMasking(keras.layers.Layer):
           vocabulary_size: Random tokens are from 0 to vocabulary_size - 1; at most 2²³.
           rate: Part of the tokens that are selected.
           kept_tokens: Tokens that are never selected, such as padding and separators.
-          seed: Seed of the draws; a ddl trainer combines it with the seed of the run.
+          seed: Seed of the draws; None takes that of the trainer.
           **kwargs: Further arguments of `keras.layers.Layer`.
 
         Raises:

@@ -171,7 +171,7 @@ class _Block:
 
 
 def _check(model: str, width: int, **sizes: int) -> None:
-    for name, size in sizes.items():
+    for name, size in {"width": width, **sizes}.items():
         if size < 1:
             raise ConfigError(f"{model}.{name} must be at least 1, got {size}.")
     if width % sizes["heads"]:

@@ -115,8 +115,8 @@ class LARS(keras.optimizers.SGD):
           **kwargs: Further arguments of Keras's optimizer, such as name.
 
         Raises:
-          ConfigError: If a number is out of range, or `exclude` is a text. `build` raises it if a
-            pattern matches nothing.
+          ConfigError: If weight_decay, epsilon or trust_coefficient is out of range, or `exclude`
+            is a text. `build` raises it if a pattern matches nothing.
         """
         super().__init__(learning_rate, momentum, nesterov, **kwargs)
         _check("LARS", exclude, weight_decay=weight_decay, epsilon=epsilon)
@@ -219,8 +219,8 @@ class LAMB(keras.optimizers.Lamb):
           **kwargs: Further arguments of Keras's optimizer, such as name.
 
         Raises:
-          ConfigError: If a number is out of range, or `exclude` is a text. `build` raises it if a
-            pattern matches nothing.
+          ConfigError: If weight_decay or epsilon is out of range, or `exclude` is a text. `build`
+            raises it if a pattern matches nothing.
         """
         super().__init__(learning_rate, beta_1, beta_2, epsilon, **kwargs)
         _check("LAMB", exclude, weight_decay=weight_decay, epsilon=epsilon)

@@ -83,7 +83,8 @@ def compare_with_saved_config(
 ) -> None:
     """Compares the loaded config with the one saved in the directory, before a run resumes.
 
-    Length, periods, callbacks, trackers, warm start, paths of data and microbatches may differ.
+    Length, periods, retention, predictions, callbacks, trackers, warm start, paths of data, remat
+    and microbatches may differ.
 
     Args:
       directory: The directory of the run.

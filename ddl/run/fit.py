@@ -64,9 +64,9 @@ def fit(
       log_every: Updates between training lines, or "epoch".
       restore_best: Whether the trainer has the best checkpoint's weights and step after the run. To
         train further, call `fit` again. The best is that of `retention.best_metric`, or else of an
-        `EarlyStopping`.
-      retention: Which checkpoints to keep; None keeps the last three, and the best if
-        `restore_best` or an `EarlyStopping` is given.
+        `EarlyStopping`, or else that of the smallest loss.
+      retention: Which checkpoints to keep, by default the last three. Without `best_metric`, the
+        best is kept too if `restore_best` or an `EarlyStopping` is given.
       warm_start: Source of a new run's initial weights; a resumed run ignores it.
       callbacks: Functions to call every so many steps, after evaluations, or after saves, and an
         `EarlyStopping`. Pass the same ones to resume the run.

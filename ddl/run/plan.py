@@ -154,8 +154,8 @@ def steps_per_epoch(batches_per_update: int = 1) -> int | None:
         `update.next`.
 
     Raises:
-      ConfigError: If the data or the batch size are not bound, or use the result.
-      DataError: If the data have no end.
+      ConfigError: If the batch size is not bound, or the data use the result.
+      DataError: If the data are not bound, or have no end.
     """
     sources = sources_by_name(training_data())
     size = config.build_bound("Trainer", "global_batch_size")

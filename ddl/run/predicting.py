@@ -20,7 +20,6 @@ from absl import logging
 from ddl.checkpoints.contents import digest_of, values_of
 from ddl.checkpoints.directory import file_errors, sync, write_atomically
 from ddl.choices import PREDICTIONS, check_types
-from ddl.data.conversion import as_source
 from ddl.data.pipeline import BatchPipeline
 from ddl.data.source import Source
 from ddl.data.stream import Stream
@@ -31,6 +30,7 @@ from ddl.run.writers import is_interactive
 from ddl.signals import StopSignals
 from ddl.tasks.parts import copies_of
 from ddl.tasks.task import check_has_outputs
+from ddl.training.evaluation import in_order
 from ddl.training.trainer import Trainer
 
 _PART_SECONDS, _PART_BYTES = 10.0, 16 << 20
@@ -146,12 +146,11 @@ def check_predicts(trainer: Trainer, path: str | os.PathLike[str], data: Any) ->
     if os.path.exists(path):
         raise ModelDirectoryError(f"{path} is there already. Pass another name.")
     check_has_outputs(trainer.task, "a prediction")
-    data = data() if callable(data) else data
     if data is None and trainer.eval_pipeline is not None:
         data = trainer.eval_pipeline.source
     if data is None:
         raise ConfigError("There are no data. Bind Predictions.data, or pass data in Python.")
-    source = as_source(data)
+    source = in_order(trainer.task, data, "The data", trainer.pipelines).source
     if isinstance(source, Stream) and source.is_endless:
         raise DataError("A prediction needs data with an end, got endless data. Pass others.")
     return source

@@ -73,7 +73,8 @@ def find_learning_rate(
                 break
     except TrainingDiverged:
         if len(losses) < _FEWEST:
-            raise ConfigError(f"Training diverged at {lowest:g}. Lower `lowest`.") from None
+            at = f"{rates[len(losses)]:g}, in update {len(losses) + 1}"
+            raise ConfigError(f"Diverged at {at}. Lower `lowest`, or raise `steps`.") from None
     finally:
         reader = SimpleNamespace(get_tensor=before.__getitem__)
         contents.assign(values, reader, trainer.strategy)

@@ -87,7 +87,8 @@ def run(
         if predictions is None:
             raise ConfigError("--mode=predict needs --predictions=FILE, got none. Pass it.")
         wanted = config.build("Predictions")
-        source = check_predicts(trainer, predictions, wanted.data)
+        data = wanted.data() if callable(wanted.data) else wanted.data
+        source = check_predicts(trainer, predictions, data)
     named = summary(trainer, total).items()
     lines = "\n".join([*(f"{name}: {text}" for name, text in named), *dropped])
     if dry_run or directory is None:

@@ -63,13 +63,14 @@ def penalty_gradients(variables: Variables) -> list[tf.Tensor | None]:
 
 
 def squared_norm(gradients: Sequence[Gradient]) -> tf.Tensor:
-    """Returns the squared global norm: a scalar in the widest dtype of the gradients.
+    """Returns the squared global norm: a scalar in the widest dtype of the gradients, or float32.
 
     Args:
       gradients: The gradients; sparse ones hold each row once (`ddl.step.rows`).
     """
-    dtype = widest(gradients)
-    halves = [tf.cast(tf.nn.l2_loss(values_of(gradient)), dtype) for gradient in gradients]
+    widest_dtype = widest(gradients)
+    dtype = widest_dtype if widest_dtype.size > 2 else tf.float32  # half precision holds no square
+    halves = [tf.nn.l2_loss(tf.cast(values_of(gradient), dtype)) for gradient in gradients]
     return 2 * tf.reduce_sum(tf.stack(halves))
 
 
@@ -86,8 +87,7 @@ def clip_by_global_norm(
       squared: The squared global norm.
 
     Returns:
-      The clipped gradients, and the norm before clipping: a scalar in the widest dtype of
-      the gradients.
+      The clipped gradients, and the norm before clipping: a scalar of the dtype of `squared`.
     """
     norm = tf.sqrt(squared)
     # Below the limit, which may be infinite, the factor is exactly one: clipping rounds nothing.

@@ -40,7 +40,7 @@ class Form(NamedTuple):
       weighs: Whether the task returns weights, so that Σ weight may differ from the batch size.
       gathers: Whether the loss calls `ddl.gather`.
       tables: The variables of which the loss looks up single rows (`ddl.step.rows.tables_in`).
-      layers: Layers of the task, without those that only compute as in an evaluation.
+      layers: Layers of the task, without BatchNormalization that takes no moments of the batch.
       placing: Which draws follow the rows (`ddl.random.placing`); None if that is unknown.
       written: Names of variables that the loss writes, but for moments of BatchNormalization.
     """
@@ -119,7 +119,7 @@ class Loss:
         example_weight = features.pop("weight")
         if (current := microbatch.current()) is not None:
             current.placing = form.placing
-        output = self.function(features, training)
+        output = self.function(features, training=training)
         check_output(output, self.where, example_weight.shape[0])
         if {"loss", *output.metrics} != set(form.metrics.metrics):
             raise ConfigError(
@@ -205,4 +205,4 @@ class Values:
 
     def __call__(self, features: dict[str, Any], training: bool) -> PerExample:
         """Returns the values as losses, [batch, …]."""
-        return PerExample(tf.convert_to_tensor(self.function(features, training)))
+        return PerExample(tf.convert_to_tensor(self.function(features, training=training)))

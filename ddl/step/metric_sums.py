@@ -282,10 +282,10 @@ def check_dimensions(output: PerExample, other: PerExample, where: str) -> None:
     of_other = tensors_of(other)
     for what, value in tensors_of(output).items():
         one, two = tuple(value.shape), tuple(of_other[what].shape)
-        if (one[0], two[0]) in zip(one[1:], two[1:], strict=False):
+        if one and (one[0], two[0]) in zip(one[1:], two[1:], strict=False):
             raise ConfigError(
                 f"{where}: the {what} has shape {one} for a batch of {one[0]} and {two} for a "
-                f"batch of {two[0]}, so its second dimension grows with the batch. It pairs each "
+                f"batch of {two[0]}, so a further dimension grows with the batch. It pairs each "
                 "example with all others, like broadcasting [batch, 1] against [batch]. Make both "
                 "shapes equal: tf.squeeze(model(x), -1) - label, or label[:, tf.newaxis]."
             )

@@ -87,7 +87,7 @@ def known_loss_scale(
         given = LossScale() if any(x.compute_dtype == "float16" for x in layers) else None
     if given is not None and traits_of(strategy).asynchronous:
         raise ConfigError(
-            "--strategy=parameter_server cannot scale the loss, which float16 needs. Set PRECISION "
-            "to 'mixed_bfloat16' or 'float32'."
+            "--strategy=parameter_server cannot scale the loss, which float16 needs. Leave out "
+            "Trainer.loss_scale, and set PRECISION to 'mixed_bfloat16' or 'float32'."
         )
     return given

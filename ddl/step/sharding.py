@@ -94,7 +94,7 @@ class Sharding:
                 f"{', which is built' if optimizer.built else ''}. Leave it out, or use "
                 f"{either([of.__name__ for of in _BY_ENTRY])}, without a call of `build`."
             )
-        excluded: set[int] = getattr(optimizer, "_exclude_from_weight_decay", set())
+        excluded: set[Any] = getattr(optimizer, "_exclude_from_weight_decay", set())
         stand_ins, shapes = [], dict[int, tf.TensorShape]()
         for variable in variables:
             shape = variable.value.shape
@@ -106,8 +106,8 @@ class Sharding:
             stand_ins.append(stand_in)
             self.stand_ins[id(optimizer), id(variable)] = stand_in
             shapes[id(stand_in)] = shape
-            if id(variable) in excluded:
-                excluded.add(id(stand_in))
+            if not optimizer._use_weight_decay(variable.value):
+                excluded.add(optimizer._var_key(stand_in))
         add, attributes = optimizer.add_variable_from_reference, vars(optimizer)
 
         def noted(reference_variable: Any, *args: Any, **kwargs: Any) -> keras.Variable:

@@ -147,9 +147,9 @@ class Update:
           same_draws_as: Gradients whose passes drew the numbers to draw again; None: new numbers.
           moves_statistics: Whether this forward pass moves statistics such as moving averages.
           each: Changes the gradient of each example before they are added up, such as to clip it
-            (DP-SGD): takes and returns a list with a tensor for each variable. It computes for one
-            example, and `tf.vectorized_map` runs it on all. The gradients of all examples of a
-            replica are in memory at once.
+            (DP-SGD): takes and returns a list with a tensor for each variable on which the loss
+            depends. It computes for one example, and `tf.vectorized_map` runs it on all. The
+            gradients of all examples of a replica are in memory at once.
 
         Returns:
           The gradients, the same on all replicas: divided by the global weight, unscaled, not
@@ -332,7 +332,7 @@ class Update:
         self, verb: str, function: OfExamples, batch: StepBatch, name: str | None
     ) -> tf.Tensor:
         batch = self._pass_over(verb, batch)
-        check_takes(f"The function of update.{verb}", function, ("features", "training"))
+        check_takes(f"The function of update.{verb}", function, ("features",), ("training",))
         loss, _ = self._loss(self._plan.means, Values(function), name, batch)
         total, weight = self._gradient.sums(loss, batch)
         like = loss.form.entry

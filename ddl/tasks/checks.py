@@ -221,9 +221,9 @@ def check_range(source: Any, name: str, end: int | None, what: str, remedy: str)
     values = (getattr(source, "arrays", None) or {}).get(name)
     if values is None or end is None or not values.size:
         return
-    low, high = int(values.min()), int(values.max())
-    if low < 0 or high >= end:
-        row = int(np.argmax(((values < 0) | (values >= end)).reshape(len(values), -1).any(axis=1)))
+    low, high = values.min(), values.max()
+    if not (low >= 0 and high < end):  # or not a number
+        row = int(np.argmin(((values >= 0) & (values < end)).reshape(len(values), -1).all(axis=1)))
         raise DataError(
             f"{what} must be from 0 to {end - 1}, got {low} to {high} (first in example {row}). "
             f"{remedy}"

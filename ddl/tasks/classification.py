@@ -130,7 +130,7 @@ class Classification(Supervised):
             chances = tf.cast(outputs, tf.float64)
             chances = tf.nn.softmax(chances) if self._takes_logits else chances
             metrics |= {name: metric(rows, chances) for name, metric in head.metrics.items()}
-        return Compared(loss, metrics)
+        return Compared(loss, metrics, valid_in_loss=getattr(loss, "_keras_mask", None))
 
     def _check_label(self, source: Any, head: Head) -> None:
         spec, shape = source.element_spec[head.label], checks.output_shape(self.model)

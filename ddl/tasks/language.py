@@ -56,8 +56,8 @@ class LanguageModel(Classification):
 
         Raises:
           DataError: If a feature is missing, tokens are no integers or have another length than the
-            model, weights have another shape, or the data have several documents in a row, or
-            padding, and the model takes no "segment". Tokens beyond the vocabulary are found where
+            model, or the data have several documents in a row, or padding, and the model takes no
+            "segment". Tokens beyond the vocabulary are found where
             the source has them as arrays.
         """
         super().check(source)

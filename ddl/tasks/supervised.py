@@ -64,11 +64,11 @@ class Supervised:
     The loss is the sum over the outputs, each a mean of its own; "NAME_loss" reports each.
 
     Loss and metrics are means over the valid entries of the global batch, on any devices: a mask of
-    an output (`Embedding(mask_zero=True)`, `Masking`), weights per time step in (x, y, w), and the
-    `ignore_class` of a loss weigh entries. All weights multiply, and ddl divides by their sum, as
-    Keras does with reduction="mean_with_sample_weight"; by default Keras divides by the number of
-    entries. Outputs whose masks differ need the whole batch at once, so ACCUMULATION_STEPS must be
-    1, and an evaluation's loss is a mean over its batches, as in Keras.
+    an output (`Embedding(mask_zero=True)`, `Masking`), weights per time step in (x, y, w), and, in
+    the loss, its `ignore_class` weigh entries. All weights multiply, and ddl divides by their sum,
+    as Keras does with reduction="mean_with_sample_weight"; by default Keras divides by the number
+    of entries. Outputs whose masks differ need the whole batch at once, so ACCUMULATION_STEPS must
+    be 1, and an evaluation's loss is a mean over its batches, as in Keras.
     """
 
     _remedy = "Convert it in the data."
@@ -97,16 +97,16 @@ class Supervised:
             of a metric that is no mean over examples must add up. With several outputs, a dict from
             output to such a list.
           loss_weights: Factor of each output's loss, as a dict or list like `loss`; None: 1.
-          class_weight: Weight of the entries of each class in the loss, not in metrics; others
-            weigh 1. Labels are integers [batch, …] or [batch, …, 1], or one-hot [batch, …,
-            classes].
+          class_weight: Weight of the entries of each class in the loss, and of metrics in a
+            `FunctionOfMean` alone; others weigh 1. Labels are integers [batch, …] or
+            [batch, …, 1], or one-hot [batch, …, classes].
           input_name: Name of the input feature; not needed if the data have no other.
           label_name: Name of the label feature; with several outputs, a dict from output to
             feature, where it is not the output's name.
 
         Raises:
           ConfigError: If the model is no Keras model, a loss or metric is unknown, a loss has a
-            reduction, a class weight is no number of at least 0, or names of outputs do not fit.
+            reduction, `class_weight` maps no integers, or names of outputs do not fit.
         """
         self._name = type(self).__name__
         checks.check_model(model, self._name)
@@ -264,10 +264,10 @@ class Regression(Supervised):
     """A model from inputs to numbers: `Supervised` with the usual loss and metrics.
 
     Labels are [batch] or [batch, …], in the shape of the outputs; a last dimension of 1 may be left
-    out of either. The loss of an example is the mean over its numbers. Reports
-    "mean_absolute_error", "mean_squared_error", its root "root_mean_squared_error", and, for
-    outputs [batch] or [batch, numbers], "r2", the coefficient of determination over all examples, a
-    mean over the numbers.
+    out of labels, and of outputs [batch, 1]. The loss of an example is the mean over its numbers.
+    Reports "mean_absolute_error", "mean_squared_error", its root "root_mean_squared_error", and,
+    for outputs [batch] or [batch, numbers], "r2", the coefficient of determination over all
+    examples, a mean over the numbers.
     """
 
     def __init__(self, model: keras.Model, *, loss: Any = "mse", **names: Any):

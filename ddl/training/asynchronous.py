@@ -7,7 +7,8 @@ the others therefore change the weights, by about one update per other worker. (
 "Large Scale Distributed Deep Networks"; Li et al. 2014, "Scaling Distributed Machine Learning with
 the Parameter Server".)
 
-Seed and step determine the batches, as under any strategy. They determine neither the worker of a
+Seed and step determine the batches, as under any strategy, but of a stream after a trainer has
+gone back to an earlier state: its workers read on. They determine neither the worker of a
 batch nor the order of the updates. Each batch is started at most once. A batch in progress on a
 lost worker is left out and replaced by a later batch.
 

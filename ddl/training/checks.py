@@ -183,9 +183,9 @@ def warn_of_dense_updates(update: TrainStep) -> None:
             is_large = variable.value.shape.num_elements() >= _LARGE_TABLE
             if is_large and (True in found or (whole and False in found)):
                 logging.warning(
-                    "Each update takes time for all %s rows of the table %s. Adagrad, and SGD "
-                    "without momentum, update the rows of the batch alone, without weight_average "
-                    "and shard_optimizer_state: see docs/large-embeddings.md.",
+                    "Each update takes time for all %s rows of the table %s. Looked up by an "
+                    "Embedding, Adagrad and SGD without momentum update the batch's rows alone, "
+                    "without weight_average and shard_optimizer_state: docs/large-embeddings.md.",
                     f"{variable.shape[0]:,}",
                     variable.path,
                 )

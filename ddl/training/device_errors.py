@@ -33,7 +33,7 @@ def device_errors() -> Iterator[None]:
         if is_full:
             raise DeviceError(
                 f"A device ran out of memory: {reason}. Raise accumulation_steps (macro "
-                "ACCUMULATION_STEPS), which splits the same update; lower the global batch size; "
+                "ACCUMULATION_STEPS), which splits an update alone; lower the global batch size; "
                 "use more devices; or keep data on the host (Trainer.data_on_device=False)."
             ) from error
         raise ConfigError(

@@ -268,7 +268,7 @@ class Probe:
                 stack.enter_context(restoring(self._variables()))
                 made = functools.partial(_made_outside, stack)
                 with tf.variable_creator_scope(made):
-                    self.loss.function(features, self.training)
+                    self.loss.function(features, training=self.training)
             self.kept.clear()
         layers = layers_of(self.loss.task)
         take_over_moments(layers)
@@ -323,7 +323,7 @@ class Probe:
             current = self.microbatch(rows, total or rows, mask)
             no_variables = tf.variable_creator_scope(functools.partial(_refuse, loss.where))
             with no_variables, naming_features(loss.where, features), current.forward():
-                output = loss.function(dict(features), self.training)
+                output = loss.function(dict(features), training=self.training)
                 own = loss.losses_of_layers() if adds else ()
             check_output(output, loss.where, rows)
             for name in names_resembling_weight(features):
@@ -414,7 +414,7 @@ class Probe:
         features = {name: tf.gather(values, places) for name, values in rows.items()}
         with restoring(written_in(one.function.graph, self._variables())):
             values = one.function(features, mask)
-        return {name: tf.cast(value, tf.float64).numpy() for name, value in values.items()}
+        return {name: np.atleast_1d(tf.cast(x, tf.float64)) for name, x in values.items()}
 
     @contextmanager
     def _gates_open(self) -> Iterator[None]:

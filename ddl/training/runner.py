@@ -21,7 +21,7 @@ from ddl.training.loop import HostScalar, TrainingLoop
 from ddl.training.pace import Pace
 
 AfterLoop = Callable[[int], None]
-"""Work done between training loops. The trainer calls it after every loop, with the step reached.
+"""Work between training loops, called after each that made updates, with the step reached.
 
 If it has a method `next_step`, this returns the first step after a given one at which a loop must
 end, or None.

@@ -73,7 +73,7 @@ class Trainer:
       normalizes: Whether a layer takes statistics of a microbatch in training.
       sharding: The shares of the optimizers' slots; None if each replica holds whole slots.
       averages: Averages of weights and moving statistics; None without `weight_average`.
-      metric_names: Names of the figures that `train` returns: "loss" or "loss/NAME"; metrics.
+      metric_names: Names of loss and metrics that `train` returns: "loss" or "loss/NAME"; metrics.
       eval_metric_names: Those that `evaluate` returns, "loss" first; () without evaluation data.
       updates_per_step: Updates of each optimizer in a step; None if a tensor says how many.
       history: Figures that training and evaluation have read, by step.
@@ -119,7 +119,7 @@ class Trainer:
           eval_data: As `train_data`, for `evaluate`.
           corpus_metrics: Functions of all outputs of an evaluation, whose figures it adds.
           strategy: None takes the strategy of the current scope, if any.
-          seed: Seed of the order of the examples, and of the random draws of `ddl.layers`.
+          seed: Seed of the order of the examples, and of all draws without a seed of their own.
           shuffle: Whether to reshuffle the training data each epoch; a stream keeps its order.
           accumulation_steps: Microbatches per replica and update.
           batch_moments: Rows that give BatchNormalization its moments: "global", those of the
@@ -263,7 +263,8 @@ class Trainer:
 
         Args:
           steps: Number of updates, at least 0.
-          after_loop: Called after every loop, with the step; `next_step` limits the loop's length.
+          after_loop: Called after each loop that made an update, with the step; `next_step` limits
+            the loop's length.
           epochs: Number of passes over the training data, instead of `steps`.
           progress: Whether to show a progress bar in a terminal or a notebook.
 
@@ -338,7 +339,8 @@ class Trainer:
         Eager, cross-replica context, on all workers.
 
         Args:
-          data: As `train_data`; None takes `eval_data`, and adds the means to `history`.
+          data: As `train_data`; None takes `eval_data`, and adds the means to `history` if they
+            are of the averages, or there are none.
           *others: Must be empty.
           averaged: Whether to evaluate the averaged weights, but within `evaluation_weights`.
 

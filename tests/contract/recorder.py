@@ -11,19 +11,21 @@ from tests.contract import builders
 from tests.contract.cases import BATCH, Where
 
 EXAMPLES = 131
-STREAMS = ("normal", "uniform", "shared", "again")
+STREAMS = ("normal", "uniform", "shared", "again", "unknown")
 
 
 class Noise(keras.layers.Layer):
-    """A layer of a user's that draws four numbers for each example, by its position."""
+    """A layer of a user's that draws five numbers for each example, by its position."""
 
     def call(self, ids):
         rows = ids.shape[0]
+        unknown = tf.raw_ops.PlaceholderWithDefault(input=rows, shape=[])  # as of TextVectorization
         drawn = [
             ddl.random.normal(self, [rows, 1]),
             1 + ddl.random.uniform(self, [rows, 1]),
             tf.repeat(ddl.random.normal(self, [1, 1]), rows, axis=0),
             ddl.random.normal(self, [rows, 1]),
+            tf.ensure_shape(ddl.random.normal(self, [unknown, 1]), [rows, 1]),
         ]
         return tf.cast(tf.concat(drawn, axis=1), tf.float64)
 

@@ -1,12 +1,14 @@
 """Parts, folds and unions of sources: which examples they hold."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from ddl.data.combine import concatenate, k_fold, mix, subset
-from ddl.errors import ConfigError
+from ddl.data.source import Source
+from ddl.errors import ConfigError, DataError
 
 SIDES = ("train", "test")
 
@@ -80,6 +82,13 @@ def test_concatenations_hold_all_examples_in_order(make):
     joined = concatenate([make(0, 3), make(10, 1), make(20, 2)])
     assert numbers(joined) == [0, 1, 2, 10, 20, 21]
     assert joined.rows(np.array([5, 0, 3, 5]))["x"].tolist() == [21, 0, 10, 21]
+
+
+def test_labels_must_mean_the_same():
+    one, other = Source(items(0, 2)), Source(items(2, 2))
+    one.items, other.items = SimpleNamespace(class_names="ab"), SimpleNamespace(class_names="b")
+    with pytest.raises(DataError, match="must have the same classes, got a, b, and b"):
+        concatenate([one, other])
 
 
 def test_a_mixture_has_its_shares_and_holds_each_example():

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from ddl.data import Source
 from ddl.data.checks import check_same_classes
+from ddl.data.pipeline import BatchPipeline
 from ddl.errors import ConfigError, DataError
 
 
@@ -71,6 +72,20 @@ def test_a_users_class_may_have_any_attributes():
     assert source.rows(np.array([1, 0]))["x"].tolist() == [2, 1]
     assert source.describe(1) == "item 1 of WithNamesOfReaders"
     check_same_classes(source, source)
+
+
+class Photos:  # so large that each is read alone
+    def __len__(self):
+        return 2
+
+    def rows(self, indices):
+        return {"x": np.zeros((1, 999, 9_999) if indices[0] else (1, 9_999, 999), "f4")}
+
+
+def test_rows_of_another_shape_and_the_same_size_are_no_examples():
+    updates, _ = BatchPipeline(Source(Photos()), 1).rows(tf.distribute.get_strategy())
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"Shape of tensor .* \[1,999,9999\]"):
+        list(updates.take(2))
 
 
 @pytest.mark.parametrize("order", ["<", ">"])

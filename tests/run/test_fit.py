@@ -27,7 +27,6 @@ def run(tmp_path_factory):
         ({"class_weight": {1: 5.0}, "rate": 0.2}, ("optimizer.learning_rate: 0.1", "0.2")),
         ({"class_weight": {1: 5.0}, "activation": "tanh"}, ("Dense.activation", "tanh")),
         ({"class_weight": {1: 5.0}, "seed": 1}, ("seed: 0 → 1",)),
-        ({"class_weight": {1: 5.0}, "shuffle": False}, ("shuffle: true → false",)),
     ],
 )
 def test_a_resumed_run_of_other_arguments_is_refused(run, arguments, words):

@@ -23,6 +23,8 @@ def test_outputs_are_rows_in_order_with_features(trainer, tmp_path):
     np.testing.assert_array_equal(found["label"], DATA["label"])
     np.testing.assert_allclose(found["output"], trainer.predict(DATA), rtol=1e-6)
     assert [one.name for one in tmp_path.iterdir()] == ["rows.npz"]
+    of_inputs = np.load(ddl.predict(trainer, tmp_path / "of_inputs.npz", DATA["image"]))
+    np.testing.assert_array_equal(of_inputs["output"], found["output"])
 
 
 @pytest.fixture

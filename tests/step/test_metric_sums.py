@@ -67,7 +67,7 @@ def test_figures_of_the_losses_of_a_step_have_names_of_their_own():
 
 def test_a_loss_that_pairs_examples_by_broadcasting_is_refused():
     one, two = (ddl.PerExample(tf.zeros([n, n])) for n in (8, 4))
-    with pytest.raises(ConfigError, match=r"second dimension grows .*label\[:, tf.newaxis\]"):
+    with pytest.raises(ConfigError, match=r"further dimension grows .*label\[:, tf.newaxis\]"):
         check_dimensions(one, two, "Task.per_example")
 
 

@@ -163,4 +163,4 @@ def test_says_at_the_start_which_updates_move_all_rows(caplog):
         data = {"x": np.zeros((16, 2), "i8")}
         ddl.Trainer(Reads(), optimizer, data, global_batch_size=8).trace()
     assert "for all 70,000 rows of the table" in caplog.text
-    assert "own/table. Adagrad, and SGD without momentum" in caplog.text
+    assert "own/table. Looked up by an Embedding, Adagrad and SGD" in caplog.text

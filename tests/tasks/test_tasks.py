@@ -49,6 +49,10 @@ def test_integer_and_one_hot_labels_give_the_same():
     np.testing.assert_allclose(integers.loss, -own(log_softmax(task.model(X)), LABELS), rtol=1e-4)
     for name in ("accuracy", "top_2_accuracy"):
         np.testing.assert_array_equal(integers.metrics[name], rows.metrics[name])
+    given = {"from_logits": True, "ignore_class": 0, "reduction": None}
+    ignoring = keras.losses.SparseCategoricalCrossentropy(**given)
+    found = of(ddl.Classification(task.model, loss=ignoring), image=X, label=LABELS)
+    np.testing.assert_array_equal(found.weight, LABELS != 0)
 
 
 def test_a_language_model_predicts_the_next_token():

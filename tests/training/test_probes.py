@@ -74,6 +74,12 @@ ACROSS = {
         lambda y, f, t: ddl.PerExample(square(y), weight=tf.nn.softmax(square(y))),
         "weight",
     ),
+    "beside one weight": (
+        lambda y, f, t: ddl.PerExample(
+            square(y) / tf.reduce_max(square(y)), weight=tf.constant(2.0)
+        ),
+        "loss",
+    ),
     "metric": (
         lambda y, f, t: ddl.PerExample(square(y), {"rank": tf.nn.softmax(square(y))}),
         "metric 'rank'",

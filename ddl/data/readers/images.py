@@ -165,7 +165,7 @@ def images(
       Features "image", uint8 [height, width, channels], and "label".
 
     Raises:
-      ConfigError: If the name or split is unknown, or a number is out of range.
+      ConfigError: If the name or split is unknown, or `data_dir` is given for others than imagenet.
       DataError: If the data are missing, have another shape or number of classes, or have fewer
         than `num_examples` examples.
     """

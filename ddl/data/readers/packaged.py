@@ -97,7 +97,7 @@ def play(split: Split, length: int) -> Source:
 
     Raises:
       ConfigError: If `split` is another, or `length` is below 1.
-      DataError: If a window is longer than the play.
+      DataError: If the split has fewer than `length` + 1 bytes.
     """
     check_choice("play.split", split, SPLITS)
     content = _FILES.joinpath(f"romeo_and_juliet_{split}.txt").read_bytes()
@@ -176,14 +176,15 @@ def synthetic(
 
     Raises:
       ConfigError: If a dtype is not a float, integer or boolean, or a number of values is not
-        positive or given for others than integers.
+        positive, exceeds those of the dtype, or is given for others than integers.
       DataError: If there are no examples.
     """
     random = generator(seed, 3)
     arrays = {}
     for name, (shape, dtype, *values) in features.items():
         size, kind = (num_examples, *shape), np.dtype(dtype).kind
-        if kind not in "fiub" or (values and (kind not in "iu" or values[0] < 1)):
+        most = np.iinfo(dtype).max + 1 if kind in "iu" else 0
+        if kind not in "fiub" or (values and not 1 <= values[0] <= most):
             raise ConfigError(
                 "synthetic.features must be floats, booleans or integers, of which a positive "
                 f"number of values may follow, got {[dtype, *values]} for {name!r}."

@@ -52,8 +52,8 @@ def found_files(files: Paths, name: str) -> list[str]:
 
 def _check_shards(pattern: str, files: Sequence[str], name: str) -> None:
     """Refuses incomplete sets; a pattern may choose shards, as train-0000?-of-00128 does."""
-    shards = map(_SHARD.fullmatch, files)
-    sets = {shard.group(1, 3, 4) for shard in shards if shard}
+    shards = [shard for shard in map(_SHARD.fullmatch, files) if shard]
+    sets = {shard.group(1, 3, 4) for shard in shards}
     if len({(first, end) for first, _, end in sets}) < len(sets):
         totals = ", ".join(sorted({total for _, total, _ in sets}))
         raise DataError(
@@ -63,7 +63,8 @@ def _check_shards(pattern: str, files: Sequence[str], name: str) -> None:
     for first, total, end in sets:
         begin = int(f"{first}-{total}-of-{total}{end}" in files)  # some programs count from 1
         numbers = range(begin, begin + int(total))
-        whole = [f"{first}-{number:0{len(total)}}-of-{total}{end}" for number in numbers]
+        width = min(len(shard[2]) for shard in shards)  # some programs do not pad
+        whole = [f"{first}-{number:0{width}}-of-{total}{end}" for number in numbers]
         if lacking := sorted({*fnmatch.filter(whole, pattern)} - {*files}):
             raise DataError(
                 f"{name} = {pattern!r} must match whole sets of shards, but {len(lacking):,} of "

@@ -117,7 +117,7 @@ def _part(name: str, column: Any, file: str, values: Sequence[Any] | None) -> np
         bad, reason = array < 0, f"it is none of table.categories, {list(values)!r:.200}"
     elif found.dtype.kind not in "biuf":  # decimals are objects, as texts are
         array = pandas.to_numeric([str(value) for value in found], errors="coerce")
-        bad = np.isnan(array)
+        bad = np.isnan(array) | (array.dtype == np.uint64)  # too large for int64
         reason = "numbers are expected, or the column's values in table.categories"
     else:
         array = found if found.dtype.kind in "bf" else found.astype(np.int64)

@@ -60,7 +60,7 @@ def tokens(files: Paths | np.ndarray, length: int, *, dtype: str = "uint8") -> S
     windows = Windows(texts, length)
     if not len(windows):
         longest = max(map(len, texts))
-        raise DataError(f"tokens.length is {length:,}, but the longest text has {longest:,}.")
+        raise DataError(f"tokens.length, {length:,}, must be below that of any text, {longest:,}.")
     return Source(windows, files=paths)
 
 

@@ -73,6 +73,9 @@ def test_a_pattern_misses_no_shard_that_it_matches(tmp_path):
     with pytest.raises(DataError, match=r"1 of 00004 are missing, such as .*train-00002-of-00004"):
         found_files(str(tmp_path / "train-*"), "x.files")
     assert found_files(str(tmp_path / "train-0000[01]-*"), "x.files") == shards[:2]
+    for number in range(10):
+        Path(tmp_path / f"unpadded-{number}-of-10").touch()
+    assert len(found_files(str(tmp_path / "unpadded-*"), "x.files")) == 10
 
 
 WRONG = [

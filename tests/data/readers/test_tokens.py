@@ -33,7 +33,7 @@ def test_texts_that_are_refused(tmp_path):
     (tmp_path / "t").write_bytes(b"abcde")
     with pytest.raises(DataError, match="5 bytes, .* of int32"):
         tokens(tmp_path / "t", 3, dtype="int32")
-    with pytest.raises(DataError, match="tokens.length is 5, but the longest text has 5"):
+    with pytest.raises(DataError, match="tokens.length, 5, must be below that of any text, 5"):
         tokens(tmp_path / "t", 5)
 
 

@@ -25,8 +25,10 @@ class Means:
         return self.function(features["x"])
 
     def step(self, update, batch):
-        mean = update.mean(lambda *given: self.values(*given), batch, name="mean")  # has no own
-        total = update.sum(lambda *given: self.values(*given), batch, name="total")
+        mean = update.mean(
+            lambda f, **given: self.values(f, **given), batch, name="mean"
+        )  # has no own
+        total = update.sum(lambda f, **given: self.values(f, **given), batch, name="total")
         self.kept.assign([tf.cast(mean, tf.float32), total])
         update.minimize(self.per_example, batch)
 
