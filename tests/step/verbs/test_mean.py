@@ -25,9 +25,8 @@ class Means:
         return self.function(features["x"])
 
     def step(self, update, batch):
-        mean = update.mean(
-            lambda f, **given: self.values(f, **given), batch, name="mean"
-        )  # has no own
+        # A lambda has no name of its own.
+        mean = update.mean(lambda f, **given: self.values(f, **given), batch, name="mean")
         total = update.sum(lambda f, **given: self.values(f, **given), batch, name="total")
         self.kept.assign([tf.cast(mean, tf.float32), total])
         update.minimize(self.per_example, batch)
