@@ -24,7 +24,7 @@ from ddl.tasks.task import LossFunction, PerExample, Task, has_step
 Features: TypeAlias = dict[str, tf.Tensor]
 """The features of a microbatch by name, [rows, …], with "weight"."""
 
-OfExamples: TypeAlias = Callable[[dict[str, Any], bool], tf.Tensor]
+OfExamples: TypeAlias = Callable[..., tf.Tensor]
 """Takes features and `training`, and returns a float tensor [batch, …]."""
 
 OfExample: TypeAlias = Callable[[list[tf.Tensor]], list[tf.Tensor]]
