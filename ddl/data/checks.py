@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -74,7 +74,7 @@ def check_same_classes(one: Any, other: Any) -> None:
       DataError: If the classes, or their order, differ.
     """
     of_both = (getattr(getattr(s, "items", None), "class_names", None) for s in (one, other))
-    classes = [", ".join(map(str, names)) for names in of_both if names is not None]
+    classes = [", ".join(map(str, names)) for names in of_both if isinstance(names, Collection)]
     if len({*classes}) > 1:
         raise DataError(
             f"All data must have the same classes, got {classes[0]}, and {classes[1]}. Give them "
