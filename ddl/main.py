@@ -65,8 +65,7 @@ def start(values: flags.FlagValues) -> None:
     from ddl.run import train
     from ddl.training.device_errors import device_errors
 
-    several_processes = traits_of(placement.strategy).several_processes
-    losses = worker_errors() if several_processes else nullcontext()
+    losses = worker_errors() if traits_of(placement.strategy).several_processes else nullcontext()
     with leaving(), attributing_errors(user_packages()), losses, device_errors():
         train.run(
             placement,

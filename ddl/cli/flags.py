@@ -57,9 +57,7 @@ def main_flags() -> flags.FlagValues:
     count("num_virtual_devices", None, "Devices to split the host CPU, or the one GPU, into.")
     text("gpus", "all", "GPUs to use: all, none, or their numbers, such as 0,1.")
     switch("deterministic_ops", False, "Use GPU operations that repeat bit for bit.")
-    rounds = (
-        "Round float32 inputs of matrix products and convolutions on GPUs to TF32, which is fast."
-    )
+    rounds = "Round float32 inputs of products and convolutions on GPUs to TF32, which is fast."
     choice("tf32", "off", ("on", "off"), rounds)
     compiles = "Compile updates by XLA; auto: on GPUs, except for what XLA cannot compile."
     choice("jit_compile", "auto", JIT_COMPILE, compiles)
@@ -80,8 +78,7 @@ def launch_flags() -> flags.FlagValues:
     count("num_workers", None, "Number of workers.", lower_bound=1)
     count("num_ps", 0, "Number of parameter servers; with any there is a chief.", lower_bound=0)
     count("max_restarts", 0, "Maximum restarts without a newer checkpoint.", lower_bound=0)
-    each = "Give each worker a GPU of its own."
-    flags.DEFINE_bool("pin_gpus", False, each, flag_values=values)
+    flags.DEFINE_bool("pin_gpus", False, "Give each worker a GPU of its own.", flag_values=values)
     return values
 
 

@@ -49,7 +49,7 @@ def load(
     given = [one for one in found if isinstance(one, Binding)]
     modules = dict.fromkeys(registry.import_module(x) for x in found if isinstance(x, Import))
     usage.check_macros(given, allowed_unused)
-    registry.register_all()  # imports TensorFlow
+    registry.register(given)  # imports TensorFlow
     from ddl.config import types  # and this typeguard, for which the faults above need not wait
 
     statements.raise_if_any(map(registry.bind, given))

@@ -4,17 +4,17 @@ Only this module accesses gin's private names and reads its messages.
 """
 
 import copy
-import functools
 import importlib
-import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from inspect import getfullargspec, isclass, isfunction, signature
 from typing import Any
 
 from gin import config as gin_config
 
+from ddl.config import statements
 from ddl.config.statements import MACRO, Binding, Import, Key, complain, nearest, place, source
 from ddl.errors import ConfigError, DdlError, attributing_errors, did_you_mean, message_of, place_of
 
@@ -22,7 +22,7 @@ from ddl.errors import ConfigError, DdlError, attributing_errors, did_you_mean, 
 # layers, which share their names with Keras's, as ddl.layers.<name>. Keras's metrics are not among
 # them, whose names collide with those of the losses, nor activations, which Keras takes by name.
 _PUBLIC = "ddl.data ddl.layers ddl.metrics ddl.models ddl.optimizers ddl.tasks"
-_KERAS = "optimizers optimizers.schedules losses initializers regularizers constraints layers"
+_KERAS = "applications optimizers optimizers.schedules losses initializers regularizers constraints"
 _OTHERS = (
     "ddl:AfterEvaluation AfterSave EarlyStopping Every",
     "ddl:ExponentialMovingAverage LossScale LossWeight Retention Trainer WarmStart",
@@ -32,46 +32,44 @@ _OTHERS = (
     "ddl.run.predicting:Predictions",
     "ddl.run.trackers:MLflow WeightsAndBiases",
 )
+_KNOWN = gin_config._REGISTRY
 # Text that gin appends to an error at each call it passes, the innermost call first.
 _IN_CALL = re.compile(r"\n  In call to configurable '(.+?)' \(.+?\)(?: in scope '(.+)')?(?:\n|$)")
 
 
-def register_all() -> None:
-    """Registers ddl's own items, Keras's, and keras-hub's if the config has imported it.
+def register(given: Iterable[Binding] | None = None) -> None:
+    """Registers items of ddl, of Keras, and of keras-hub if the config has imported it.
 
     The items themselves are not modified, and a config builds plain instances of them.
-    """
-    for module, _, names in (one.partition(":") for one in (*_PUBLIC.split(), *_OTHERS)):
-        register(module, "ddl.layers" if module == "ddl.layers" else "ddl", names)
-    hub = ["keras_hub.models"] if "keras_hub" in sys.modules else []  # its import takes seconds
-    for module in ("keras.applications", *(f"keras.{part}" for part in _KERAS.split()), *hub):
-        register(module, module)
-
-
-@functools.cache
-def register(name: str, prefix: str, names: str = "") -> None:
-    """Registers classes of a module, and functions that make something, under a prefix.
 
     Args:
-      name: The module.
-      prefix: The module of the names in a config.
-      names: The names; by default all public ones.
+      given: The bindings of a config. Registered is what a name in them may mean, and what makes it
+        ambiguous; for all items gin would need 0.3 s. None registers all.
     """
-    module = importlib.import_module(name)
-    for each in names.split() or getattr(module, "__all__", dir(module)):
-        item = getattr(module, each)
-        if hasattr(item, "from_preset"):
-            gin_config.external_configurable(item.from_preset, module=f"{prefix}.{each}")
-        is_maker = inspect.isfunction(item) and prefix in ("ddl", "keras.applications")
-        if inspect.isclass(item) or is_maker:
-            gin_config.external_configurable(item, module=prefix, allowlist=_parameters(item))
+    named = [x.selector for one in given or () for x in (one, *statements.references(one.value))]
+    words = {word for one in (*named, *dict(_KNOWN.items())) for word in one.split(".")}
+    of_keras = [f"keras.{part}" for part in (*_KERAS.split(), "layers")]
+    of_keras += ["keras_hub.models"] * ("keras_hub" in sys.modules)  # its import takes seconds
+    for one in (*_OTHERS, *_PUBLIC.split(), *of_keras):
+        name, _, always = one.partition(":")
+        module = importlib.import_module(name)
+        prefix = name if name in ("ddl.layers", *of_keras) else "ddl"
+        for each in always.split() or getattr(module, "__all__", dir(module)):
+            if f"{prefix}.{each}" in _KNOWN or not (always or given is None or each in words):
+                continue
+            item = getattr(module, each)
+            if hasattr(item, "from_preset"):
+                gin_config.external_configurable(item.from_preset, module=f"{prefix}.{each}")
+            is_maker = isfunction(item) and prefix in ("ddl", "keras.applications")
+            if isclass(item) or is_maker:
+                gin_config.external_configurable(item, module=prefix, allowlist=_parameters(item))
 
 
 def _parameters(item: Any) -> list[str] | None:
     """Returns what a class with **kwargs and its bases name; gin itself would bind any name."""
-    if inspect.getfullargspec(item).varkw is None:
+    if getfullargspec(item).varkw is None:
         return None
-    of_each = [inspect.getfullargspec(x.__init__) for x in getattr(item, "__mro__", [item])[:-1]]
+    of_each = [getfullargspec(x.__init__) for x in getattr(item, "__mro__", [item])[:-1]]
     return [name for spec in of_each for name in (*spec.args[1:], *spec.kwonlyargs)]
 
 
@@ -81,8 +79,8 @@ def import_module(statement: Import) -> str:
     Raises:
       ConfigError: If it cannot be imported, with the line and the place in the user's code.
     """
-    folder = os.path.dirname(os.path.abspath(statement.location.filename))
-    sys.path.extend({folder} - {*sys.path})  # as the last; its functions may import others later
+    # As the last; its functions may import others later.
+    sys.path.extend({os.path.dirname(os.path.abspath(statement.location.filename))} - {*sys.path})
     try:
         with attributing_errors():
             return importlib.import_module(statement.module).__name__
@@ -96,7 +94,7 @@ def matches(selector: str) -> list[Any]:
 
     Each has `wrapped`, the function or class, and `selector`, its full name.
     """
-    return gin_config._REGISTRY.get_all_matches(selector)
+    return _KNOWN.get_all_matches(selector)
 
 
 def full_name(selector: str) -> str:
@@ -107,15 +105,14 @@ def full_name(selector: str) -> str:
 
 def short_name(selector: str) -> str:
     """Returns the shortest unambiguous name for a full name; other names unchanged."""
-    known = gin_config._REGISTRY
-    return known.minimal_selector(selector) if selector in known else selector
+    return _KNOWN.minimal_selector(selector) if selector in _KNOWN else selector
 
 
 def shown(key: Key) -> str:
     """Returns the left-hand side of a binding, with the shortest unambiguous name."""
     scope, selector, parameter = key
-    name = f"{short_name(selector)}.{parameter}"
-    return scope if selector == MACRO else f"{scope}/{name}" if scope else name
+    name = f"{scope}/" * bool(scope) + f"{short_name(selector)}.{parameter}"
+    return scope if selector == MACRO else name
 
 
 def line_of(binding: Binding) -> str:
@@ -125,7 +122,7 @@ def line_of(binding: Binding) -> str:
 
 def user_packages() -> set[str]:
     """Returns the packages of the registered items that are neither ddl's nor of Keras."""
-    packages = [x.wrapped.__module__.partition(".")[0] for _, x in gin_config._REGISTRY.items()]
+    packages = [x.wrapped.__module__.partition(".")[0] for _, x in _KNOWN.items()]
     return {*packages} - {"ddl", "keras", "keras_hub", "gin", "tensorflow", "builtins"}
 
 
@@ -148,11 +145,12 @@ def bind(one: Binding) -> str:
         return complain(one.location, f"{one.value!r} cannot be read back. Use another value.")
     except (ValueError, KeyError) as error:
         what = str(error).partition("\n")[0].strip('"')
-        known = [short_name(selector) for selector, _ in gin_config._REGISTRY.items()]
+        register()  # all, for the suggestion
+        known = [short_name(selector) for selector, _ in _KNOWN.items()]
         *_, word = re.findall(r"'@?([\w./]+)(?:\(\))?'", what)
         if word == one.arg_name and (found := matches(one.selector)):
-            names = found[0].allowlist or inspect.signature(found[0].wrapped).parameters
-            known = [*dict.fromkeys(names)]  # a subclass's list repeats those of its base
+            # A subclass's list repeats those of its base.
+            known = [*dict.fromkeys(found[0].allowlist or signature(found[0].wrapped).parameters)]
             what = f"{one.selector} has no parameter {word!r}, only {', '.join(known)}."
         hint = did_you_mean(word, known, cutoff=0.6) or " Correct it, or import its module."
         return complain(one.location, f"{what}{hint}")

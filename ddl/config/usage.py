@@ -33,9 +33,8 @@ def _reachable(waiting: list[statements.Reference], bindings: Bindings) -> set[K
     """Returns the bindings that calls of some references may take, in any scope around them."""
     found: set[Key] = set()
     while waiting:
-        reference = waiting.pop()
-        selector, scope = registry.full_name(reference.selector), reference.scope
-        for key in [one for one in bindings if one[1] == selector and one not in found]:
+        scope, name, _ = waiting.pop()
+        for key in [x for x in bindings if x[1] == registry.full_name(name) and x not in found]:
             if not scope or nearest((scope, *key[1:]), [key]):
                 found.add(key)
                 waiting += references(bindings[key].value)

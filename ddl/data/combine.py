@@ -165,13 +165,12 @@ def _alike(sources: Sequence[Any], user: str) -> list[Source]:
             "its own: take, skip, concatenate, sample_from_datasets."
         )
     found = [source if isinstance(source, Source) else Source(source) for source in sources]
-    first = found[0]
     for number, source in enumerate(found):
-        given, wanted = described(source.row_spec), described(first.row_spec)
-        if given != wanted or source.decode != first.decode:
+        given, wanted = described(source.row_spec), described(found[0].row_spec)
+        if given != wanted or source.decode != found[0].decode:
             raise DataError(
                 f"{user} needs sources of the same features and decode. Number 0 has {wanted}; "
                 f"number {number} has {given}. Convert them, or pass Source(reader.items, decode)."
             )
-        check_same_classes(first, source)
+        check_same_classes(found[0], source)
     return found

@@ -39,9 +39,8 @@ def assert_equal(found, wanted):
 
 def trained(task, strategy, **arguments):
     with strategy.scope():
-        trainer = ddl.Trainer(
-            task(), keras.optimizers.SGD(0.1), DATA, global_batch_size=4, **arguments
-        )
+        optimizer = keras.optimizers.SGD(0.1)
+        trainer = ddl.Trainer(task(), optimizer, DATA, global_batch_size=4, **arguments)
     trainer.train(2, progress=False)
     return trainer
 

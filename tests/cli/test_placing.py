@@ -1,11 +1,14 @@
 """What a run sets before TensorFlow is imported."""
 
+import gc
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 
-from ddl.cli.placing import return_freed_memory_of_server
+from ddl.cli.placing import build_placement, return_freed_memory_of_server
+from ddl.errors import ConfigError
 
 CLUSTER = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}
 
@@ -21,3 +24,11 @@ def test_a_server_alone_does_without_onednn(monkeypatch, kind, before, after):
     monkeypatch.setattr(os, "environ", found)
     return_freed_memory_of_server()
     assert found.get("TF_ENABLE_ONEDNN_OPTS") == after
+
+
+def test_an_error_of_the_config_leaves_garbage_collection_on():
+    values = SimpleNamespace(cluster="none", gin_file=["none.gin"], gin_param=["="])
+    values.gin_search_path = values.gin_allow_unused = None
+    with pytest.raises(ConfigError, match="none.gin"):
+        build_placement(values)
+    assert gc.isenabled()

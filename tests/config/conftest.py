@@ -10,7 +10,7 @@ from tests.config import items  # noqa: F401 - registers them
 @pytest.fixture(autouse=True)
 def _without_own_items(monkeypatch):
     """These tests need no model of ddl's."""
-    monkeypatch.setattr(registry, "register_all", lambda: None)
+    monkeypatch.setattr(registry, "register", lambda given=None: None)
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ class Trial:
     ):
         if rate < 0:
             raise ValueError(f"rate is {rate}, below 0")
-        self.values = dict(locals())
+        self.values = dict(locals(), self=None)
 
 
 @gin.register(module="items")

@@ -89,9 +89,8 @@ class Loop:
                 sums[name] += value
         means = [gradient / sums["weight"] for gradient in total]
         with tf.GradientTape() as tape:
-            penalty = sum(
-                (v.regularizer(v) for v in variables if v.regularizer), tf.zeros([], "float64")
-            )
+            own = (v.regularizer(v) for v in variables if v.regularizer)
+            penalty = sum(own, tf.zeros([], "float64"))
         penalties = tape.gradient(penalty, values, unconnected_gradients="zero")
         gradients = [mean + of_penalty for mean, of_penalty in zip(means, penalties, strict=True)]
         self.norms.append(float(tf.linalg.global_norm(gradients)))

@@ -62,9 +62,7 @@ def test_tensorboard_shows_the_figures_of_metrics(run, split):
 
 
 def test_tensorboard_shows_the_macros_as_hyperparameters_and_the_config_as_text(run):
-    (start,) = [
-        value for _, value in summaries(run) if value.tag == metadata.SESSION_START_INFO_TAG
-    ]
+    (start,) = [v for _, v in summaries(run) if v.tag == metadata.SESSION_START_INFO_TAG]
     content = start.metadata.plugin_data.content
     shown = metadata.parse_session_start_info_plugin_data(content).hparams
     assert shown["LEARNING_RATE"].number_value == 0.05

@@ -54,9 +54,8 @@ def test_one_that_does_not_come_is_named_and_nobody_goes_on(monkeypatch):
     ports = free_ports(3)
     child = in_a_process_of_its_own(config(ports, 1), 2)
     monkeypatch.setenv("TF_CONFIG", config(ports, 0))
-    with pytest.raises(
-        WorkerLost, match=f"Worker 2 at 127.0.0.1:{ports[2]} did not join within 1 s"
-    ):
+    lost = f"Worker 2 at 127.0.0.1:{ports[2]} did not join within 1 s"
+    with pytest.raises(WorkerLost, match=lost):
         meet(1)
     assert status(child) == 77
 

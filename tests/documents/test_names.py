@@ -113,7 +113,7 @@ def test_macros():
 @cache
 def registered(name: str):
     """Returns what a name in a config means; None if nothing, or a user's own."""
-    registry.register_all()
+    registry.register()
     found = [item.wrapped for item in registry.matches(name)]
     known = [item for item in found if item.__module__.partition(".")[0] in ("ddl", "keras")]
     return known[0] if len(known) == 1 else None

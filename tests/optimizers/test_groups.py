@@ -15,10 +15,8 @@ def model():
 
 
 def assigned(**patterns):
-    groups = ParameterGroups(
-        {n: Group(keras.optimizers.SGD(), p) for n, p in patterns.items()}
-    ).groups
-    found = assign(groups, model().trainable_variables)
+    groups = {name: Group(keras.optimizers.SGD(), of) for name, of in patterns.items()}
+    found = assign(ParameterGroups(groups).groups, model().trainable_variables)
     return {name: [v.path for v in own] for name, own in found.items()}
 
 

@@ -13,11 +13,9 @@ X = np.random.default_rng(0).normal(size=(16, 3)).astype("f4")
 
 def run(model_dir, tracker, train_steps, progress=False):
     keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    task = ddl.Classification(keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]))
     data = {"image": X, "label": (X.sum(1) > 0).astype("i4")}
-    trainer = ddl.Trainer(
-        ddl.Classification(model), "sgd", data, global_batch_size=8, eval_data=data
-    )
+    trainer = ddl.Trainer(task, "sgd", data, global_batch_size=8, eval_data=data)
     plan = {"train_steps": train_steps, "log_every": 2, "trackers": [tracker]}
     return ddl.fit(trainer, model_dir, **plan, progress=progress)
 

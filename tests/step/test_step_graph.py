@@ -32,9 +32,7 @@ def trainer(strategy, **arguments):
     with strategy.scope():
         model = ddl.models.mlp((28, 28, 1), 10, hidden_units=(128,), dropout=0.2)
         arguments = {"global_batch_size": 16, "steps_per_loop": 10} | arguments
-        return ddl.Trainer(
-            ddl.Classification(model), keras.optimizers.Adam(1e-3), data, **arguments
-        )
+        return ddl.Trainer(ddl.Classification(model), keras.optimizers.Adam(), data, **arguments)
 
 
 def operations(trained):

@@ -30,9 +30,7 @@ CASES = [("one_device", 1, 1600, tf.int64), ("mirrored", 2, 22, tf.int32)]  # fu
 
 
 @pytest.mark.parametrize(("kind", "replicas", "num_examples", "place_dtype"), CASES)
-def test_tables_hold_the_rows_of_the_iterator(
-    kind, replicas, num_examples, place_dtype, monkeypatch
-):
+def test_tables_hold_the_iterators_rows(kind, replicas, num_examples, place_dtype, monkeypatch):
     """Across three tables, and after a jump to an earlier and a later update."""
     monkeypatch.setattr(loop, "_MOST", 16)
     strategy = make_strategy(kind, replicas)

@@ -38,9 +38,8 @@ class Task:
         return self.per_example(features, training)
 
     def apart(self, features, training):
-        return ddl.PerExample(
-            tf.reduce_sum((self.model(features["x"]) - APART[0](features["x"])), 1)
-        )
+        apart = self.model(features["x"]) - APART[0](features["x"])
+        return ddl.PerExample(tf.reduce_sum(apart, 1))
 
     def step(self, update, batch):
         self.own_step(self, update, batch)
