@@ -126,7 +126,7 @@ def compared(
     """
     found, targets, notes = {}, [], []
     for case in options.chosen(cases):
-        processes, rounds = (1, 1) if options.quick else (3, 2)
+        processes, rounds = (1, 1) if options.quick else (3, 5)
         running = contenders(case, left_out[case.network])
         found[case], failed = harness.compare(running, processes, rounds)
         notes += [f"{case}, {why}." for why in failed]
