@@ -8,6 +8,7 @@ around the task's forward and backward pass; outside of a trainer there is none.
 
 import copy
 import dataclasses
+import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -168,7 +169,7 @@ class Microbatch:
         A loop body is traced once and runs many times, so a number assigned during the trace is the
         same in every iteration.
         """
-        if "loop_body" in tf.get_current_name_scope().split("/"):  # tf.vectorized_map
+        if re.search(r"\bloop_body(_\d+)?\b", tf.get_current_name_scope()):  # tf.vectorized_map
             return True
         graph = tf.compat.v1.get_default_graph()
         while graph is not self._graph and graph is not None:

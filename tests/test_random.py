@@ -166,22 +166,17 @@ def test_an_integer_seed_draws_the_same_in_each_update_and_call_but_not_for_each
     assert len(np.unique(one)) == 32
 
 
+def noisy(row):
+    return row + R.uniform((3,))
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda first, rows: R.uniform((3, rows)), "The first dimension must be the examples"),
-        (
-            lambda first, rows: [R.uniform((2,)) for _ in range(rows)],
-            "draws 2 times for 2 examples and 4 times for 4",
-        ),
-        (
-            lambda first, rows: R.shuffle(tf.range(rows)),
-            "'keras.random' calls keras.random.shuffle.*ddl.layers.Mixup",
-        ),
-        (
-            lambda first, rows: R.binomial((rows,), 3, 0.5),
-            "binomial, .*by position",
-        ),
+        (lambda _, rows: [R.uniform((2,)) for _ in range(rows)], "draws 2 times .* 4 times for 4"),
+        (lambda _, rows: R.shuffle(tf.range(rows)), "calls keras.random.shuffle.*layers.Mixup"),
+        (lambda _, rows: R.binomial((rows,), 3, 0.5), "binomial, .*by position"),
         (
             lambda first, rows: keras.random.SeedGenerator(1, name="mine").next(),
             "'mine' takes seeds from a keras.random.SeedGenerator",
@@ -192,8 +187,12 @@ def test_an_integer_seed_draws_the_same_in_each_update_and_call_but_not_for_each
             ),
             "'while' draws random numbers in a loop .*Draw the numbers for all iterations before",
         ),
+        (
+            lambda _, rows: [tf.vectorized_map(f, tf.zeros([rows, 3])) for f in (tf.abs, noisy)],
+            "'loop_body_1' draws random numbers in a loop",
+        ),
     ],
-    ids=["last", "each", "shuffle", "binomial", "next", "while"],
+    ids=["last", "each", "shuffle", "binomial", "next", "while", "vectorized"],
 )
 def test_refuses_what_cannot_be_drawn_by_row(call, message):
     with pytest.raises(ConfigError, match=message):

@@ -23,8 +23,8 @@ from ddl.tasks.parts import layers_of
 from ddl.training.checks import check_same_on_replicas
 from ddl.training.trainer import Trainer
 
-# Trainers that saved or restored a checkpoint, with the JSON text of the last one.
-_HELD: weakref.WeakKeyDictionary[Trainer, str] = weakref.WeakKeyDictionary()
+# Trainers that saved or restored a checkpoint: its JSON text, and whether with the optimizer.
+_HELD: weakref.WeakKeyDictionary[Trainer, tuple[str, bool]] = weakref.WeakKeyDictionary()
 _NOTHING: Future[str] = Future()
 _NOTHING.set_result("")
 
@@ -164,7 +164,7 @@ class Checkpoints:
         except ModelDirectoryError as error:
             self.report(str(error))
             return str(error)
-        _HELD[self.trainer] = self._directory.at(step).text
+        _HELD[self.trainer] = self._directory.at(step).text, True
         return ""
 
     def _tidy(self) -> None:
@@ -203,7 +203,7 @@ class Checkpoints:
         with self._workers.failing_together():  # all workers enter, whatever each keeps
             if not keeps:
                 self._assign(saved, ("",), _position_differs(saved, self.trainer))
-        _HELD[self.trainer] = saved.text
+        _HELD[self.trainer] = saved.text, True
         self._held_step, self._writing = saved.step, _NOTHING
         return saved
 
@@ -228,10 +228,9 @@ class Checkpoints:
         """
         found = self._agreed(lambda: self._find(checkpoint))
         assert found is not None  # else `_find` raises
-        averages = () if self.trainer.averages is None else ("averages/",)
-        _HELD.pop(self.trainer, None)  # the optimizer stays that of another step
+        _HELD[self.trainer] = found.text, False
         with self._workers.failing_together():
-            self._assign(found, ("model/", "task/", "state/step", "state/batches", *averages))
+            self._assign(found, ("model/", "task/", "averages/", "state/step", "state/batches"))
         return found
 
     def _find(self, checkpoint: str | int) -> SavedCheckpoint:
@@ -257,7 +256,6 @@ class Checkpoints:
         """Finds the newest readable checkpoint, and cleans up after a kill."""
         saved = self._directory.newest(self.report, moves=True)
         self._directory.clear_partial()
-        self._tidy()
         return saved
 
     def _readable(self, step: int) -> SavedCheckpoint:
@@ -292,9 +290,14 @@ class Checkpoints:
         is_at = False
         with suppress(ConfigError):
             self.trainer.check_consistent()
-            is_held = _HELD.get(self.trainer) == saved.text and self.trainer.step == saved.step
-            is_at = is_held or not self._workers.is_chief
+            is_held = _HELD.get(self.trainer) == (saved.text, True)
+            is_at = (is_held and self.trainer.step == saved.step) or not self._workers.is_chief
         return not self._workers.any(not is_at)
+
+    def hold(self, step: int) -> bool:
+        """Returns whether one of the checkpoints has the updates of a trainer at this step."""
+        text, _ = _HELD.get(self.trainer, ("", True))
+        return any(each.step == step and each.text == text for each in self.saved())
 
     def _assign(self, saved: SavedCheckpoint, parts: tuple[str, ...], failure: str = "") -> None:
         """Assigns the values whose keys begin with one of `parts`; none if there is a failure."""
@@ -319,8 +322,8 @@ class Checkpoints:
 
 
 def _position_of(trainer: Trainer) -> dict[str, int | str | None]:
-    """Returns the values on which the position in the data depends, by what they are."""
-    found: dict[str, int | str | None] = {}
+    """Returns on what the position in the data and the loss scale depend, by what it is."""
+    found: dict[str, int | str | None] = {"loss scaling": trainer.loss_scale is not None}
     for number, (name, one) in enumerate(trainer.pipelines.items(), 1):
         of = f" of source {number} ({name})" if name else ""  # the first one counts the epochs
         for what in ("global_batch_size", "num_examples", "batches_per_update"):

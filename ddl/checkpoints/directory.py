@@ -112,7 +112,8 @@ class Retention:
     def removable(self, saved: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
         """Returns the checkpoints that need not be kept; `saved` is sorted by step."""
         every, stays = self.every, [*saved[-self.last :], self.best(saved)]
-        others = [each for each in saved if each not in stays]
+        # Without its JSON, which may be readable later, it might be the best.
+        others = [each for each in saved if each not in stays and each.metadata.sha256]
         return [each for each in others if not (every and each.step % every == 0)]
 
     def _rating(self, metrics: Mapping[str, float]) -> float:

@@ -12,7 +12,6 @@ from absl import flags
 from ddl.errors import UNEXPECTED_STATUS, ConfigError, DataError, DdlError, WorkerLost
 from ddl.output import printable, protect_standard_streams, say
 
-_HELP = frozenset(["--help", "-help", "-h", "-?", "--helpfull"])
 # Flags whose empty value would mean the working directory.
 _PATHS = ("model_dir", "gin_file", "predictions")
 
@@ -33,7 +32,7 @@ def parse(
         single-valued flag is given twice, or --gin_file, which must be among the flags, is missing.
     """
     arguments = sys.argv if arguments is None else arguments
-    if not _HELP.isdisjoint(arguments):
+    if {"--help", "-help", "-h", "-?", "--helpfull"} & {*arguments}:
         print(f"{documentation}\nFlags:\n{values.get_help(include_special_flags=False)}")
         sys.exit(0)
     for name in values:

@@ -26,6 +26,7 @@ def build_placement(values: flags.FlagValues) -> "Placement | None":
       DdlError: If the config, the devices or the cluster cannot be used.
     """
     from ddl import config
+    from ddl.config.registry import user_packages
     from ddl.distribution.cluster import join_cluster
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # hides TensorFlow's start-up messages
@@ -35,8 +36,8 @@ def build_placement(values: flags.FlagValues) -> "Placement | None":
     # A config imports the user's own modules, from the current folder.
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    imports = "tensorflow" not in sys.modules
-    gc.disable()  # takes a fifth of TensorFlow's import, which leaves no garbage
+    imports, before = "tensorflow" not in sys.modules, gc.get_threshold()
+    gc.set_threshold(100_000)  # collections take a fifth of TensorFlow's import for nothing
     try:
         config.load(
             values.gin_file,
@@ -45,8 +46,8 @@ def build_placement(values: flags.FlagValues) -> "Placement | None":
             values.gin_allow_unused,
         )
     finally:
-        gc.enable()
-    if imports:
+        gc.set_threshold(*before)
+    if imports and not user_packages():  # whose modules may leave garbage
         gc.freeze()  # later collections pass over what was imported
 
     import tensorflow as tf

@@ -4,17 +4,17 @@ Only this module accesses gin's private names and reads its messages.
 """
 
 import copy
+import functools
 import importlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from inspect import getfullargspec, isclass, isfunction, signature
 from typing import Any
 
 from gin import config as gin_config
 
-from ddl.config import statements
 from ddl.config.statements import MACRO, Binding, Import, Key, complain, nearest, place, source
 from ddl.errors import ConfigError, DdlError, attributing_errors, did_you_mean, message_of, place_of
 
@@ -37,32 +37,37 @@ _KNOWN = gin_config._REGISTRY
 _IN_CALL = re.compile(r"\n  In call to configurable '(.+?)' \(.+?\)(?: in scope '(.+)')?(?:\n|$)")
 
 
-def register(given: Iterable[Binding] | None = None) -> None:
+def register(given: Sequence[Binding] | None = None) -> None:
     """Registers items of ddl, of Keras, and of keras-hub if the config has imported it.
 
     The items themselves are not modified, and a config builds plain instances of them.
 
     Args:
-      given: The bindings of a config. Registered is what a name in them may mean, and what makes it
-        ambiguous; for all items gin would need 0.3 s. None registers all.
+      given: The bindings of a config. Registered is what a word in them may mean, and what makes a
+        name ambiguous; for all items gin would need 0.3 s. None registers all.
     """
-    named = [x.selector for one in given or () for x in (one, *statements.references(one.value))]
-    words = {word for one in (*named, *dict(_KNOWN.items())) for word in one.split(".")}
+    words = {*re.findall(r"\w+", f"{given} {[*dict(_KNOWN.items())]}")}
     of_keras = [f"keras.{part}" for part in (*_KERAS.split(), "layers")]
     of_keras += ["keras_hub.models"] * ("keras_hub" in sys.modules)  # its import takes seconds
     for one in (*_OTHERS, *_PUBLIC.split(), *of_keras):
-        name, _, always = one.partition(":")
+        name, _, chosen = one.partition(":")
         module = importlib.import_module(name)
-        prefix = name if name in ("ddl.layers", *of_keras) else "ddl"
-        for each in always.split() or getattr(module, "__all__", dir(module)):
-            if f"{prefix}.{each}" in _KNOWN or not (always or given is None or each in words):
-                continue
-            item = getattr(module, each)
-            if hasattr(item, "from_preset"):
-                gin_config.external_configurable(item.from_preset, module=f"{prefix}.{each}")
-            is_maker = isfunction(item) and prefix in ("ddl", "keras.applications")
-            if isclass(item) or is_maker:
-                gin_config.external_configurable(item, module=prefix, allowlist=_parameters(item))
+        # Presets share their last name, and all are registered so that none becomes ambiguous.
+        takes_all = chosen or given is None or name == "keras_hub.models"
+        for each in chosen.split() or getattr(module, "__all__", dir(module)):
+            # gin goes by __name__, which may be another.
+            if takes_all or words & {each, getattr(getattr(module, each), "__name__", each)}:
+                _register(name, name if name in ("ddl.layers", *of_keras) else "ddl", each)
+
+
+@functools.cache
+def _register(module: str, prefix: str, name: str) -> None:
+    """Registers a class, or a function that makes something, under a prefix."""
+    item = getattr(sys.modules[module], name)
+    if hasattr(item, "from_preset"):
+        gin_config.external_configurable(item.from_preset, module=f"{prefix}.{name}")
+    if isclass(item) or (isfunction(item) and prefix in ("ddl", "keras.applications")):
+        gin_config.external_configurable(item, module=prefix, allowlist=_parameters(item))
 
 
 def _parameters(item: Any) -> list[str] | None:

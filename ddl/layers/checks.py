@@ -132,7 +132,7 @@ def _numbers_of(holder: object) -> Iterator[tuple[str, float]]:
     arguments = inspect.signature(type(holder).__init__).parameters if is_keras else ()
     for name, value in getattr(holder, "__dict__", {}).items():
         is_given = name in arguments if is_keras else not name.startswith("_")
-        if is_given and isinstance(value, int | float):
+        if (is_given and isinstance(value, int | float)) or name == "_learning_rate":
             yield name, value
 
 

@@ -50,12 +50,19 @@ class KerasMetric:
         self.kind = self._class.__name__
         """Name of the metric's class."""
         try:
-            alone(self._made)
+            made = alone(self._made)
         except Exception as error:
             raise ConfigError(
                 f"KerasMetric cannot make the metric {self.kind} in float64: {error} Correct its "
                 "arguments, or its get_config."
             ) from None
+        for name, value in () if isinstance(metric, str) else vars(metric).items():
+            is_setting = not name.startswith("_") and isinstance(value, int | float | str)
+            if is_setting and getattr(made, name, value) != value:
+                raise ConfigError(
+                    f"KerasMetric makes metrics from get_config, but that of {self.kind} lacks "
+                    f"{name!r}, here {value!r:.80}. Return it in get_config."
+                )
         given = metric if isinstance(metric, str) else metric.name
         self.name: str = (arguments or {}).get("name", given)
         """Name of the metric: the argument "name", or as it was given, or as Keras names it."""

@@ -91,7 +91,11 @@ def exclude_from_weight_decay(
         # Keras may call `build` again on a built optimizer; the call has no effect.
         build(variables)
         indices = matching(variables, patterns, "exclude_from_weight_decay.patterns")
+        keys = set(getattr(optimizer, "_exclude_from_weight_decay", ()))
+        pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
         optimizer.exclude_from_weight_decay([variables[index] for index in indices])
+        optimizer._exclude_from_weight_decay |= keys  # those of earlier calls
+        optimizer._exclude_from_weight_decay_pattern = pattern
 
     if optimizer.built:
         build_and_exclude(optimizer._trainable_variables)

@@ -209,14 +209,15 @@ class EarlyStopping:
         check_count("EarlyStopping.patience", self.patience)
         direction_of(self.metric, self.mode, "EarlyStopping.mode")
 
-    def reason_to_end(self, history: History, eval_every: int) -> str:
+    def reason_to_end(self, history: History, every: int) -> str:
         """Returns why a run ends now; "" if it does not.
 
         Args:
-          history: The figures of the run. Counted are evaluations at multiples of `eval_every`.
-          eval_every: Period of the evaluations.
+          history: The figures of the run. Counted are evaluations at multiples of `every`, of
+            updates.
+          every: Period of the evaluations.
         """
-        rows = [x for x in history if x["split"] == "eval" and x["step"] % eval_every == 0]
+        rows = [x for x in history if x["split"] == "eval" and x["step"] % every == 0 < x["step"]]
         values = [float(row.get(self.metric, math.nan)) for row in rows]
         falls = direction_of(self.metric, self.mode, "EarlyStopping.mode") == "min"
         finite = [place for place, value in enumerate(values) if math.isfinite(value)]

@@ -156,9 +156,8 @@ def _with_best(run_plan: RunPlan, restore_best: bool) -> Retention:
 
 def _check_same_run(files: Files, trainer: Trainer) -> None:
     """Raises ModelDirectoryError if the trainer has made updates that no checkpoint holds."""
-    saved = [each.step for each in files.checkpoints.saved()]
-    if trainer.step not in saved:
+    if not files.checkpoints.hold(trainer.step):
         raise ModelDirectoryError(
             f"The trainer has made {trainer.step:,} updates, which resuming {files.directory.path} "
-            f"from step {saved[-1]:,} would drop. Create a new Trainer, or pass another model_dir."
+            "would drop. Create a new Trainer, or pass another model_dir."
         )

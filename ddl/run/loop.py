@@ -329,7 +329,7 @@ class Run:
     def _reason_to_end(self) -> str:
         """Returns why the run ends early, on all workers as on the chief; "" if it does not."""
         history, every = self.trainer.history, self.plan.eval_every or 1
-        rules = self.plan.of(callbacks.EarlyStopping)
+        rules = self.plan.of(callbacks.EarlyStopping) if self.evaluates else []
         reason = "; ".join(filter(None, (rule.reason_to_end(history, every) for rule in rules)))
         ends = bool(rules) and self._workers.broadcast(bool(reason))
         return (reason or "as on the chief") if ends else ""

@@ -27,13 +27,15 @@ _ALLOWED = re.compile(
     r"PartitionedCall|StatefulPartitionedCall|While|If|Case|StatelessRandomGetAlg|"
     r"Collective\w+|Nccl\w+|OutfeedEnqueue\w*|Xla\w+)$"
 )
+# By which tf.random draws from a seed, for the rows of a replica alone; `ddl.random` has own keys.
+_OF_SEED = "StatelessRandomGetKeyCounter"
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 _MOST_TRACES = 6
 """Two draws may be equal, such as two choices among a few operations."""
 
 
 def check_stateless(where: str, graph: tf.Graph) -> None:
-    """Raises ConfigError for an operation that draws or counts by a state of its own.
+    """Raises ConfigError for an operation that draws by a seed, or counts by a state of its own.
 
     The list of allowed operations is short, so that an unknown stateful one is refused.
 
@@ -43,14 +45,15 @@ def check_stateless(where: str, graph: tf.Graph) -> None:
     """
     for node in nodes_of(graph.as_graph_def()):
         definition = op_def_registry.get(node.op)
-        if definition is None or not definition.is_stateful or _ALLOWED.match(node.op):
+        draws = node.op == _OF_SEED or (definition is not None and definition.is_stateful)
+        if not draws or _ALLOWED.match(node.op):
             continue
         # The recurrent kernels of GPUs have seeds for a dropout that Keras does not use.
         if "dropout" in node.attr and not node.attr["dropout"].f:
             continue
         raise ConfigError(
-            f"{where} runs the operation {node.op} at {node.name!r}, which draws or counts by a "
-            "state of its own: each replica would get other values, and a resumed run would not "
+            f"{where} runs the operation {node.op} at {node.name!r}, which draws or counts by "
+            "itself: values would depend on the number of replicas, and a resumed run might not "
             "repeat them. Draw with keras.random or ddl.random instead of tf.random, and keep "
             "counts in a tf.Variable."
         )

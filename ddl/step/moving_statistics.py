@@ -47,12 +47,13 @@ def allow_replica_writes(
     """Lets layers write their variables in a forward pass under CentralStorageStrategy.
 
     This strategy keeps one copy of each variable. TensorFlow rejects a write from several replicas
-    without an aggregation, and Keras sets none. This function sets the mean for floats and the
-    first replica's value for integers. Other strategies are unchanged.
+    without an aggregation, and Keras sets none by default. This function then sets the mean for
+    floats and the first replica's value for integers. Other strategies are unchanged.
     """
     if traits_of(strategy).shares_variables:
         for layer in layers:
             for variable in layer.variables:
                 floating = variable.value.dtype.is_floating
                 how = tf.VariableAggregation
-                variable.value._aggregation = how.MEAN if floating else how.ONLY_FIRST_REPLICA
+                if variable.value.aggregation == how.NONE:
+                    variable.value._aggregation = how.MEAN if floating else how.ONLY_FIRST_REPLICA

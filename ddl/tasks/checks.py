@@ -192,8 +192,10 @@ def warn_of_activation(model: keras.Model, takes_logits: bool) -> None:
     """Warns if a model seems to end in probabilities for a loss of logits, or the reverse."""
     ends = getattr(model, "operations", model.layers) or [None]  # operations of keras.ops too
     activation, known = getattr(ends[-1], "activation", None), keras.activations
-    if takes_logits and (isinstance(ends[-1], keras.layers.Softmax) or activation is known.softmax):
-        found, remedy = "ends in a softmax, but the loss takes logits", "Remove the softmax."
+    is_softmax = isinstance(ends[-1], keras.layers.Softmax) or activation is known.softmax
+    if takes_logits and (is_softmax or activation is known.sigmoid):
+        kind = "softmax" if is_softmax else "sigmoid"
+        found, remedy = f"ends in a {kind}, but the loss takes logits", f"Remove the {kind}."
     elif not takes_logits and getattr(model, "inputs", None) and activation is known.linear:
         found = "ends without an activation, but the loss takes probabilities"
         remedy = "Add a softmax or a sigmoid, or pass a loss with from_logits=True."

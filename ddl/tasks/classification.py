@@ -77,8 +77,7 @@ class Classification(Supervised):
         self._ignored: int | None = None
         self._label_smoothing = label_smoothing
         self._top_k = top_k
-        self._augmentations = tuple(augmentations)
-        self._mixing = mixing
+        self._augmentations, self._mixing = tuple(augmentations), mixing
         self._takes_logits = loss is None or loss.get_config().get("from_logits", False)
         if loss is None:
             checks.warn_of_activation(model, takes_logits=True)
@@ -99,13 +98,17 @@ class Classification(Supervised):
         return found
 
     def _cross_entropy(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-        one_hot = labels.shape.rank == logits.shape.rank
-        if not one_hot and not self._label_smoothing:
-            return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.cast(labels, tf.int64), logits)
-        rows = labels if one_hot else tf.one_hot(tf.cast(labels, tf.int64), logits.shape[-1])
-        rows = tf.cast(rows, logits.dtype)
-        rows += self._label_smoothing * (1 / logits.shape[-1] - rows)
-        return tf.nn.softmax_cross_entropy_with_logits(rows, logits)
+        smoothing = self._label_smoothing
+        if labels.shape.rank == logits.shape.rank:  # one-hot
+            rows = tf.cast(labels, logits.dtype)
+            rows += smoothing * (1 / logits.shape[-1] - rows)
+            return tf.nn.softmax_cross_entropy_with_logits(rows, logits)
+        # Refuses labels out of range, for which `tf.one_hot` would give zeros.
+        loss = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.cast(labels, tf.int64), logits)
+        if smoothing:
+            evenly = tf.reduce_logsumexp(logits, -1) - tf.reduce_mean(logits, -1)
+            loss += smoothing * (evenly - loss)
+        return loss
 
     def _compared(self, head: Head, labels: tf.Tensor, outputs: tf.Tensor) -> Compared:
         one_hot = labels.shape.rank == outputs.shape.rank
@@ -116,9 +119,8 @@ class Classification(Supervised):
                 f"{tuple(outputs.shape)}. Change the model's last layers, or the labels."
             )
         # Integers have no argmax on GPUs.
-        classes = tf.cast(labels, tf.int64)
-        if one_hot:
-            classes = tf.argmax(tf.cast(labels, tf.float32), -1)
+        classes = tf.argmax(tf.cast(labels, tf.float32), -1) if one_hot else labels
+        classes = tf.cast(classes, tf.int64)
         loss = head.loss(labels, outputs)
         is_plain = head.loss == self._cross_entropy and not one_hot and not self._label_smoothing
         right = accuracy(classes, outputs, loss if is_plain else None)
@@ -169,8 +171,12 @@ class Segmentation(Classification):
             integer [height, width].
 
         Raises:
-          ConfigError: If the model is none, or its number of classes is not known.
+          ConfigError: If the model is none, its number of classes is not known, or augmentations
+            or mixing are given.
         """
+        if names.get("augmentations") or names.get("mixing"):
+            what = "augmentations and mixing, which leave masks as they are. Augment both in decode"
+            raise ConfigError(f"Segmentation takes no {what}.")
         super().__init__(model, **names)
         classes = (checks.output_shape(model) or (None,))[-1]
         self._mean_iou = KerasMetric("MeanIoU", {"num_classes": classes})
@@ -219,7 +225,9 @@ class MultiLabel(Supervised):
           ConfigError: If the model is none or its output has another rank, or an argument is out of
             range.
         """
-        super().__init__(model, tf.nn.sigmoid_cross_entropy_with_logits, **names)
+        loss = tf.nn.sigmoid_cross_entropy_with_logits
+        super().__init__(model, loss, metrics=(), class_weight=None, **names)
+        checks.warn_of_activation(model, takes_logits=True)
         shape = checks.output_shape(model) or (None,)
         if len(shape) != 1 or not 0 < threshold < 1:
             raise ConfigError(
@@ -243,11 +251,10 @@ class MultiLabel(Supervised):
         predicted = outputs >= self._threshold
         right = tf.equal(predicted, labels >= 0.5) & ~tf.math.is_nan(outputs)
         chances = tf.sigmoid(tf.cast(outputs, tf.float64))
-        predictions = tf.cast(predicted, tf.float64)
         metrics: dict[str, Any] = {
             "binary_accuracy": right,
             "exact_match": tf.reduce_all(right, axis=-1),
-            **{name: f1(labels, predictions) for name, f1 in self._f1.items()},
+            **{name: f1(labels, tf.cast(predicted, "float64")) for name, f1 in self._f1.items()},
             **{name: metric(labels, chances) for name, metric in self._of_chances.items()},
         }
         return Compared(loss, metrics)
@@ -257,8 +264,7 @@ class MultiLabel(Supervised):
         return tf.sigmoid(checks.in_float32(super().predict(features)))
 
     def _check_label(self, source: Any, head: Head) -> None:
-        shape = checks.output_shape(self.model) or (None,)
-        spec = source.element_spec[head.label]
+        spec, shape = source.element_spec[head.label], checks.output_shape(self.model) or (None,)
         checks.check_label(self, spec, head.label, "0 or 1 for each class", shape)
         checks.check_range(source, head.label, 2, "Labels of MultiLabel", self._remedy)
 

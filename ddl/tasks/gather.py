@@ -61,9 +61,7 @@ def current_batch() -> CurrentBatch:
 def _current(function: str, in_step: str) -> Microbatch:
     current = microbatch.current()
     if current is None or not current.rows:  # a step computes no rows
-        raise ConfigError(
-            f"{function} must be called in a loss that a ddl.Trainer runs. In a step, {in_step}."
-        )
+        raise ConfigError(f"{function} needs a loss that a ddl.Trainer runs. In a step, {in_step}.")
     return current
 
 

@@ -287,7 +287,7 @@ class Regression(Supervised):
         metrics: list[Any] = ["mean_absolute_error", "mean_squared_error", rmse]
         if len(checks.output_shape(model) or ()) < 2:
             metrics.append(KerasMetric("R2Score", {"name": "r2"}))
-        super().__init__(model, loss, metrics=metrics, **names)
+        super().__init__(model, loss, metrics=metrics, class_weight=None, **names)
 
 
 def _by_output(model: keras.Model, given: Any) -> Any:
@@ -295,6 +295,8 @@ def _by_output(model: keras.Model, given: Any) -> Any:
     names = getattr(model, "output_names", None) or ()
     several = [given] if tf.is_tensor(given) else given
     if isinstance(several, list | tuple) and len(several) == len(names):
+        if len({*names}) < len(names):  # two outputs of one layer
+            raise ConfigError(f"{model.name!r} has outputs of one name, {names}. Return a dict.")
         return dict(zip(names, several, strict=True))
     return given
 
@@ -339,8 +341,7 @@ def _function(given: Any, kind: Literal["loss", "metric"]) -> tuple[str, _Functi
     if isinstance(found, mean := keras.metrics.MeanMetricWrapper) and all(
         getattr(type(found), name) is getattr(mean, name) for name in ("update_state", "result")
     ):
-        checked = _checked(found._fn, found._fn, kind)
-        return name, functools.partial(checked, **found._fn_kwargs)
+        return name, functools.partial(_checked(found._fn, found._fn, kind), **found._fn_kwargs)
     if isinstance(found, keras.metrics.Metric):
         found = KerasMetric(given)
     if not callable(found) or isinstance(found, type):
@@ -349,8 +350,7 @@ def _function(given: Any, kind: Literal["loss", "metric"]) -> tuple[str, _Functi
             f"(labels, outputs), got {given!r:.80}.{did_you_mean(str(given), dir(known))} Correct "
             "the name, or call the class."
         )
-    name = name or getattr(found, "__name__", type(found).__name__)
-    return name, _checked(found, found, kind)
+    return name or getattr(found, "__name__", type(found).__name__), _checked(found, found, kind)
 
 
 def _checked(function: Any, named: Any, kind: str) -> _Function:
@@ -404,16 +404,14 @@ def _accuracy(labels: Any, outputs: Any) -> Any:
     return keras.metrics.categorical_accuracy(labels, outputs)
 
 
-def _class_weights(
-    labels: tf.Tensor, outputs: tf.Tensor, weights: Mapping[int, float]
-) -> tf.Tensor:
+def _class_weights(labels: tf.Tensor, outputs: tf.Tensor, given: Mapping[int, float]) -> tf.Tensor:
     """Returns the weight of each entry: float32 [batch, …]."""
     if labels.shape.rank > 1 and labels.shape[-1] == 1:
         labels = labels[..., 0]
     elif 1 < labels.shape.rank == outputs.shape.rank:  # one-hot
         labels = tf.argmax(tf.cast(labels, tf.float32), axis=-1)
     found = tf.ones(tf.shape(labels))
-    for number, weight in weights.items():
+    for number, weight in given.items():
         found = tf.where(tf.cast(labels, tf.int64) == number, float(weight), found)
     return found
 

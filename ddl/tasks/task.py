@@ -128,9 +128,7 @@ def check_task(task: Any) -> None:
         other arguments.
     """
     if isinstance(task, type):
-        raise ConfigError(
-            f"Trainer.task must be a task, got class {task.__name__}. Call it, with parentheses."
-        )
+        raise ConfigError(f"Trainer.task must be a task, got {task.__name__} without parentheses.")
     if not hasattr(task, "per_example") and isinstance(task, keras.Model):
         raise ConfigError(
             f"Trainer.task must be a model with its loss, got the Keras model {task.name!r} alone, "

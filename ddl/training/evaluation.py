@@ -142,8 +142,7 @@ class TracedByForm:
             self._pipeline = pipeline
             # Not traced by the call: TensorFlow counts the traces of all trainers of a process
             # together, and warns of frequent ones.
-            trace = self._traced.get_concrete_function
-            self._compiler.tracing(lambda: trace(form, *given))
+            self._compiler.tracing(lambda: self._traced.get_concrete_function(form, *given))
             self._pipeline = None
             return self._traced(form, *given)
 

@@ -72,11 +72,15 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_taken(tmp_path, tr
 def test_other_batches_or_data_are_refused_for_training_alone(tmp_path, trainer):
     (step,) = saved_at(tmp_path, trainer, 1)
     data = {name: values[:100] for name, values in DATA.items()}
-    changed = make_trainer(make_strategy("mirrored", 2), data, batch=64)
-    message = "cannot be restored: its global batch size is 32, expected 64"
-    with pytest.raises(ModelDirectoryError, match=message):
+    mirrored = make_strategy("mirrored", 2)
+    changed = make_trainer(mirrored, data, 64, weight_average=RULE, loss_scale=ddl.LossScale())
+    message = "its loss scaling is False, expected True, its global batch size is 32, expected 64"
+    with pytest.raises(ModelDirectoryError, match=f"cannot be restored: {message}"):
         Checkpoints(tmp_path, changed).restore_latest()
     assert Checkpoints(tmp_path, changed).restore_model().step == step
+    without = make_trainer(make_strategy("one_device", 1))
+    with pytest.raises(ModelDirectoryError, match=r"averages/0000 is .* expected nothing"):
+        Checkpoints(tmp_path, without).restore_model()  # would evaluate other weights
 
 
 def test_a_resumed_run_may_count_its_stream(tmp_path):
@@ -106,9 +110,8 @@ def test_a_snapshot_stays_where_rows_are_updated_in_place(tmp_path):
         layers = [keras.layers.Embedding(50, 4), keras.layers.Flatten(), keras.layers.Dense(2)]
         model = keras.Sequential([keras.Input((3,), dtype="int32"), *layers])
         data = {"image": np.arange(96).reshape(32, 3) % 50, "label": np.arange(32) % 2}
-        trainer = ddl.Trainer(
-            ddl.Classification(model), keras.optimizers.SGD(0.1), data, global_batch_size=8
-        )
+        rule = keras.optimizers.SGD(0.1)
+        trainer = ddl.Trainer(ddl.Classification(model), rule, data, global_batch_size=8)
     trainer.train(1, progress=False)
     checkpoints = Checkpoints(tmp_path, trainer)
     taken = contents.snapshot(checkpoints._values, trainer.strategy)

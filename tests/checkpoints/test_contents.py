@@ -76,9 +76,8 @@ def trainer_of(model, seed, replicas=1, task=ddl.Classification, optimizer=None)
     strategy = make_strategy("mirrored" if replicas > 1 else "one_device", replicas)
     with strategy.scope():
         rule = keras.optimizers.SGD(0.001, momentum=0.9) if optimizer is None else optimizer()
-        return ddl.Trainer(
-            task(model()), rule, DATA, global_batch_size=32, eval_data=DATA, strategy=strategy
-        )
+        settings = {"global_batch_size": 32, "eval_data": DATA, "strategy": strategy}
+        return ddl.Trainer(task(model()), rule, DATA, **settings)
 
 
 def variables(trainer):

@@ -74,9 +74,8 @@ def test_all_weights_however_keras_numbers_the_layers(there, place, first):
 
 def test_averages_and_averages_of_the_target_follow(there):
     rule = ddl.ExponentialMovingAverage(0.5)
-    trainer = trained(
-        lambda: ddl.Classification(model()), make_strategy("mirrored", 4), weight_average=rule
-    )
+    four = make_strategy("mirrored", 4)
+    trainer = trained(lambda: ddl.Classification(model()), four, weight_average=rule)
     WarmStart(str(there[0]), averaged=True).apply(trainer.model, trainer.averages)
     assert_equal(values(trainer.model), there[2])
     with trainer.evaluation_weights():

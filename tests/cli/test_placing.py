@@ -26,9 +26,10 @@ def test_a_server_alone_does_without_onednn(monkeypatch, kind, before, after):
     assert found.get("TF_ENABLE_ONEDNN_OPTS") == after
 
 
-def test_an_error_of_the_config_leaves_garbage_collection_on():
+def test_an_error_of_the_config_leaves_garbage_collection_as_it_was():
+    before = gc.get_threshold()
     values = SimpleNamespace(cluster="none", gin_file=["none.gin"], gin_param=["="])
     values.gin_search_path = values.gin_allow_unused = None
     with pytest.raises(ConfigError, match="none.gin"):
         build_placement(values)
-    assert gc.isenabled()
+    assert gc.get_threshold() == before

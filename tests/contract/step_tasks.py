@@ -190,9 +190,8 @@ class Sam(OneModel):
     def step(self, update: Any, batch: Any) -> None:
         up = update.gradients(self.per_example, batch)
         with update.moved(self.model, up * (0.3 / up.norm())):
-            sharp = update.gradients(
-                self.per_example, batch, same_draws_as=up, moves_statistics=False
-            )
+            again = {"same_draws_as": up, "moves_statistics": False}
+            sharp = update.gradients(self.per_example, batch, **again)
         update.apply(sharp)
 
     def plain(self, loop: Plain) -> None:

@@ -155,7 +155,6 @@ def test_a_damaged_config_is_named(copy):
 @pytest.mark.parametrize("mode", ["train_and_eval", "eval", "export"])
 def test_a_directory_that_is_a_file_is_named(tmp_path, mode):
     (tmp_path / "file").write_text("kept")
-    commands.assert_error(
-        commands.small(tmp_path / "file", flags=(f"--mode={mode}",)), f"{tmp_path}/file"
-    )
+    ended = commands.small(tmp_path / "file", flags=(f"--mode={mode}",))
+    commands.assert_error(ended, f"{tmp_path}/file")
     assert (tmp_path / "file").read_text() == "kept"

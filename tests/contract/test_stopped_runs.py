@@ -130,7 +130,6 @@ def test_divergence_is_status_76_and_saves_nothing_that_is_not_finite(tmp_path):
 def test_an_interrupt_before_training_is_status_130(tmp_path, monkeypatch, flags):
     (tmp_path / "interrupted.py").write_text("raise KeyboardInterrupt")
     monkeypatch.syspath_prepend(tmp_path)
-    commands.assert_error(
-        commands.small(tmp_path / "run", "import interrupted", flags=flags), status=130
-    )
+    ended = commands.small(tmp_path / "run", "import interrupted", flags=flags)
+    commands.assert_error(ended, status=130)
     assert not (tmp_path / "run").exists()

@@ -48,9 +48,8 @@ class Replicas:
 
     def __init__(self, number: int):
         self.extended = self
-        self.worker_devices = tuple(
-            f"/job:localhost/replica:0/task:0/device:GPU:{i}" for i in range(number)
-        )
+        machine = "/job:localhost/replica:0/task:0"
+        self.worker_devices = tuple(f"{machine}/device:GPU:{i}" for i in range(number))
 
 
 @pytest.fixture
@@ -65,9 +64,10 @@ def machine(monkeypatch):
     return machine
 
 
-@pytest.mark.parametrize(
-    ("gpus", "named"), [([1], "GPU:1"), ([1, 0], "GPU:0, GPU:1"), (None, "GPU:0, GPU:1")]
-)
+NAMED = [([1], "GPU:1"), ([1, 0], "GPU:0, GPU:1"), (None, "GPU:0, GPU:1")]
+
+
+@pytest.mark.parametrize(("gpus", "named"), NAMED)
 def test_gpus_have_their_numbers_on_the_machine(machine, gpus, named):
     configure_devices(gpus=gpus)
     replicas = Replicas(len(machine.list_logical_devices("GPU")))

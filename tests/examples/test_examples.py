@@ -11,9 +11,8 @@ from ddl.run import train
 from tests.conftest import make_strategy
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = sorted(
-    path.stem for path in (ROOT / "examples").glob("*.py") if path.with_suffix(".gin").exists()
-)
+PROGRAMS = (ROOT / "examples").glob("*.py")
+EXAMPLES = sorted(path.stem for path in PROGRAMS if path.with_suffix(".gin").exists())
 SMALL_CNN = ("cnn.blocks = ((8,),)", "cnn.hidden_units = (16,)")
 SMALL = {
     "ddpm": ("denoiser.blocks = 1",),

@@ -100,9 +100,8 @@ def resume(place: Place, strategy: Strategy) -> Iterator[Finding]:
 
 def snapshots(place: Place, strategy: Strategy) -> Iterator[Finding]:
     """A checkpoint that is written while training continues holds the weights of its step."""
-    trainer, resumed = (
-        parity_cases.make_trainer(NORMALIZED, strategy, "float32") for _ in range(2)
-    )
+    given = NORMALIZED, strategy, "float32"
+    trainer, resumed = (parity_cases.make_trainer(*given) for _ in range(2))
     trainer.train(2)
     for number in (1, 2, 3):
         with tempfile.TemporaryDirectory() as folder:

@@ -45,9 +45,8 @@ def with_gradient(own, moments):
 @pytest.mark.parametrize("kind", ["mirrored", "central_storage"])
 def test_moments_of_replicas_are_those_of_all_rows(kind, dtype):
     """Far from zero, with another mean on each replica; one replica has padding alone."""
-    inputs = (
-        np.random.default_rng(0).normal(size=(40, 3)) + np.repeat([1000, 1001, 990, 0], 10)[:, None]
-    )
+    means = np.repeat([1000, 1001, 990, 0], 10)[:, None]
+    inputs = np.random.default_rng(0).normal(size=(40, 3)) + means
     counts = np.array([True] * 27 + [False] * 13)
     inputs[~counts] = np.inf
     one = on_rows(make_strategy("one_device", 1), inputs, counts)

@@ -49,10 +49,10 @@ def test_a_resumed_run_says_so_and_has_the_whole_history(run, capsys):
 
 def test_a_trained_trainer_drops_no_updates_and_its_run_is_compared(run, tmp_path):
     trainer = make_trainer(class_weight={1: 5.0})
-    trainer.train(3, progress=False)
-    with pytest.raises(ModelDirectoryError, match="has made 3 updates"):
-        fit(trainer, run, train_steps=20)
-    fit(trainer, tmp_path, train_steps=4)
+    trainer.train(4, progress=False)
+    with pytest.raises(ModelDirectoryError, match="has made 4 updates"):
+        fit(trainer, run, train_steps=20)  # whose own step 4 has other weights
+    fit(trainer, tmp_path, train_steps=5)
     with pytest.raises(ModelDirectoryError, match="class_weight"):
         fit(make_trainer(class_weight={1: 50.0}), tmp_path, train_steps=6)
 

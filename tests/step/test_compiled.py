@@ -40,13 +40,6 @@ class Summed(keras.layers.Layer):
         return images if context is None else context.all_reduce("SUM", images)
 
 
-class Noisy(keras.layers.Layer):
-    """Draws the same in each update."""
-
-    def call(self, x):
-        return x + tf.random.stateless_normal(tf.shape(x), [1, 2])
-
-
 def normalization():
     return keras.layers.BatchNormalization(name="shared_moments")
 
@@ -71,11 +64,10 @@ def trainer(layer, strategy=None, jit_compile="on", **arguments):
     ("layer", "replicas", "words"),
     [
         (lambda: Warped(name="warp"), 1, ["warp", "/ImageProjectiveTransformV3"]),
-        (lambda: Noisy(name="drops"), 1, ["drops", "other random", "keras.random"]),
         (normalization, 2, ["shared_moments", "sums over the replicas"]),
         (lambda: Summed(name="summed"), 2, ["across replicas"]),
     ],
-    ids=["operation", "draws", "normalization", "collective"],
+    ids=["operation", "normalization", "collective"],
 )
 def test_a_layer_that_cannot_be_compiled_is_named_before_training(layer, replicas, words):
     made = trainer(layer, make_strategy("mirrored", 2) if replicas == 2 else None)

@@ -67,6 +67,15 @@ def test_a_step_must_not_draw_so_either():
         tried(lambda: WithStep(change, rate=tf.Variable(0.0)))
 
 
+def test_a_draw_by_a_seed_for_the_rows_of_a_replica_is_refused():
+    with pytest.raises(ConfigError, match="StatelessRandomGetKeyCounter .* keras.random"):
+        tried(
+            lambda: Task(
+                lambda x, _: x + tf.random.stateless_normal(x.shape, [1, 2], dtype=x.dtype)
+            )
+        )
+
+
 EQUAL = {
     "a number that the graph does not hold": lambda outputs, _: outputs + 0 * random.random(),
     "keras.random": lambda outputs, _: outputs + keras.random.uniform([2]),

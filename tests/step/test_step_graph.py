@@ -74,9 +74,8 @@ def test_operations_of_a_step(name, replicas, data_on_device):
     assert counts["IteratorGetNext"] == (data_on_device is False)
     # One for each gradient, which CPU devices need not pack, and one for all metric sums.
     assert counts["AddN"] == (variables + 1 if replicas > 1 else 0)
-    assert (
-        sum(counts.values()) - counts["Const"] <= MOST_OPERATIONS[name, replicas, data_on_device]
-    ), counts
+    most = MOST_OPERATIONS[name, replicas, data_on_device]
+    assert sum(counts.values()) - counts["Const"] <= most, counts
     assert carried <= MOST_CARRIED[name, replicas, data_on_device]
     assert not [kind for kind in counts if "PyFunc" in kind or kind in ("Print", "RemoteCall")]
 

@@ -143,6 +143,12 @@ def test_several_outputs_are_those_of_keras():
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-10)
 
 
+def test_outputs_of_one_name_are_refused():
+    inputs, head = keras.Input((3,)), keras.layers.Dense(1)
+    with pytest.raises(ConfigError, match="outputs of one name"):
+        ddl.Supervised(keras.Model(inputs, [head(inputs), head(-inputs)]), ["mse", "mse"])
+
+
 X = RANDOM.normal(size=(22, 3)).astype("f4")
 Y = X.sum(1).astype("f4")
 PARTS = {"a": X[:, :2], "b": X[:, 2:]}

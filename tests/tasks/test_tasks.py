@@ -47,6 +47,11 @@ def test_integer_and_one_hot_labels_give_the_same():
     integers, rows = (of(task, image=X, label=x) for x in (LABELS, np.eye(3)[LABELS]))
     np.testing.assert_allclose(integers.loss, rows.loss, rtol=1e-5)
     np.testing.assert_allclose(integers.loss, -own(log_softmax(task.model(X)), LABELS), rtol=1e-4)
+    smooth = ddl.Classification(task.model, label_smoothing=0.3)
+    integers_, rows_ = (of(smooth, image=X, label=x).loss for x in (LABELS, np.eye(3)[LABELS]))
+    np.testing.assert_allclose(integers_, rows_, rtol=1e-5)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="label value of 3"):
+        of(smooth, image=X, label=LABELS + 1)
     for name in ("accuracy", "top_2_accuracy"):
         np.testing.assert_array_equal(integers.metrics[name], rows.metrics[name])
     given = {"from_logits": True, "ignore_class": 0, "reduction": None}

@@ -6,13 +6,12 @@ named train-00000-of-01024 and validation-00000-of-00128. They hold tf.train.Exa
 """
 
 import fcntl
-import functools
 import glob
 import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import keras
 import numpy as np
@@ -43,7 +42,7 @@ def keras_dataset(name: KerasDatasetName, split: Split) -> tuple[np.ndarray, np.
       split: "train" or "test".
 
     Returns:
-      Images, uint8 [n, height, width, channels], read-only, and labels, int64 [n].
+      Images, uint8 [n, height, width, channels], and labels, int64 [n].
 
     Raises:
       ConfigError: If `name` or `split` is another.
@@ -52,26 +51,22 @@ def keras_dataset(name: KerasDatasetName, split: Split) -> tuple[np.ndarray, np.
     """
     check_choice("keras_dataset.name", name, get_args(KerasDatasetName))
     check_choice("keras_dataset.split", split, SPLITS)
-    images, labels = _splits_of(name)[SPLITS.index(split)]
-    images.flags.writeable = False  # other calls return them too
-    return images.reshape(*images.shape[:3], -1), labels.reshape(-1).astype(np.int64)
-
-
-@functools.lru_cache(maxsize=1)  # a config takes one split after the other
-def _splits_of(name: KerasDatasetName) -> Any:
-    """Returns the images and labels of both splits, as `keras_dataset` loads them."""
     try:
         with open(Path(tempfile.gettempdir()) / f"ddl-{os.getuid()}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            return getattr(keras.datasets, name).load_data()
+            parts = getattr(keras.datasets, name).load_data()
     except Exception as error:  # Keras raises a bare Exception where the network fails
         # Keras's message has the address before the dashes, and the reason after them.
         reason = str(error).rsplit(" -- ", maxsplit=1)[-1]
         folder = os.path.join(os.environ.get("KERAS_HOME", "~/.keras"), "datasets")
         raise DataError(
             f"{name} could not be read from Keras's cache or downloaded: {type(error).__name__}: "
-            f"{reason}. Put what keras.datasets.{name} names into {folder}; remove damaged files."
+            f"{reason}. Put what keras.datasets.{name} names into {folder}; remove "
+            "damaged files."
         ) from error
+    images, labels = parts[SPLITS.index(split)]
+    image = images if images.ndim == 4 else images[..., np.newaxis]
+    return image, labels.reshape(-1).astype(np.int64)
 
 
 def imagenet(
@@ -283,7 +278,8 @@ class ImageFiles(Arrays):
         """
         folder, self.files = os.fspath(directory), []
         self.class_names = _class_folders(folder)
-        labels, others = list[int](), list[str]()
+        labels: list[int] = []
+        others: list[str] = []
         for label, name in enumerate(self.class_names):
             pattern = os.path.join(glob.escape(os.path.join(folder, name)), "**")
             files = sorted(filter(os.path.isfile, glob.glob(pattern, recursive=True)))

@@ -38,9 +38,10 @@ def build(function, x):
         return ddl.Trainer(Means(function), keras.optimizers.SGD(1e-9), {"x": x}, **options)
 
 
-@pytest.mark.parametrize(
-    ("precision", "rows", "value"), [("float16", 70_000, 0.5), ("bfloat16", 258, 3.0)]
-)
+HALF = [("float16", 70_000, 0.5), ("bfloat16", 258, 3.0)]
+
+
+@pytest.mark.parametrize(("precision", "rows", "value"), HALF)
 def test_half_precision_holds_neither_the_sum_nor_the_count(precision, rows, value):
     """A mean is rounded once; a sum is float32."""
     x = np.full([rows, 1], value, "f4")
