@@ -7,7 +7,8 @@ wide, on 64 tokens out of 256. They train with Adam in float32 on examples in me
 `fit` with many steps per execution; and Orbit's StandardTrainer, whose loop is a tf.while. The
 floor is the bare step in a tf.while on one constant batch, with TensorFlow's fused Adam and without
 metrics. The floor that reads, for the MLPs, is the same step on rows that it gathers in a random
-order, as ddl does.
+order, as ddl does. Beyond these bounds ddl draws Dropout by the rows' places in the global batch,
+and sums loss and accuracy in float64.
 
 The GPT's tuned fit also runs with XLA; with the MLPs `fit` is several times slower so. Keras's
 `fit` on JAX, and a bare `jax.lax.scan` with optax on arrays on the device and without metrics,

@@ -228,9 +228,9 @@ class Checkpoints:
         """
         found = self._agreed(lambda: self._find(checkpoint))
         assert found is not None  # else `_find` raises
-        _HELD[self.trainer] = found.text, False
         with self._workers.failing_together():
             self._assign(found, ("model/", "task/", "averages/", "state/step", "state/batches"))
+        _HELD[self.trainer] = found.text, False
         return found
 
     def _find(self, checkpoint: str | int) -> SavedCheckpoint:
@@ -254,9 +254,8 @@ class Checkpoints:
 
     def _newest(self) -> SavedCheckpoint | None:
         """Finds the newest readable checkpoint, and cleans up after a kill."""
-        saved = self._directory.newest(self.report, moves=True)
         self._directory.clear_partial()
-        return saved
+        return self._directory.newest(self.report, moves=True)
 
     def _readable(self, step: int) -> SavedCheckpoint:
         if damage := self._directory.damage_of(saved := self._directory.at(step)):
@@ -294,10 +293,10 @@ class Checkpoints:
             is_at = (is_held and self.trainer.step == saved.step) or not self._workers.is_chief
         return not self._workers.any(not is_at)
 
-    def hold(self, step: int) -> bool:
-        """Returns whether one of the checkpoints has the updates of a trainer at this step."""
-        text, _ = _HELD.get(self.trainer, ("", True))
-        return any(each.step == step and each.text == text for each in self.saved())
+    def hold_updates(self) -> bool:
+        """Returns whether the trainer last saved or restored one of these, that of its step."""
+        text, _ = _HELD.get(self.trainer, (None, True))
+        return any(each.text == text and each.step == self.trainer.step for each in self.saved())
 
     def _assign(self, saved: SavedCheckpoint, parts: tuple[str, ...], failure: str = "") -> None:
         """Assigns the values whose keys begin with one of `parts`; none if there is a failure."""
@@ -307,6 +306,7 @@ class Checkpoints:
         if not failure:
             try:
                 with directory.reading(saved.prefix) as reader:
+                    _HELD.pop(self.trainer, None)
                     state = contents.assign(values, reader, self.trainer.strategy)
             except tf.errors.OpError as error:  # the run has just removed it
                 failure = error.message

@@ -37,7 +37,7 @@ class Metadata:
     Attributes:
       metrics: Metrics of the evaluation at this step, if any, that are finite.
       values: Path, shape and dtype of each value, by its key in TensorFlow's file.
-      position: Values on which the position in the data depends, by what they are.
+      position: Values on which the position in the data and the loss scale depend, by their names.
       sha256: Digest of keys and bytes of weights, slots, statistics and averages, which equal runs
         share. `CheckpointDirectory.write` fills it in.
     """

@@ -132,7 +132,8 @@ def _numbers_of(holder: object) -> Iterator[tuple[str, float]]:
     arguments = inspect.signature(type(holder).__init__).parameters if is_keras else ()
     for name, value in getattr(holder, "__dict__", {}).items():
         is_given = name in arguments if is_keras else not name.startswith("_")
-        if (is_given and isinstance(value, int | float)) or name == "_learning_rate":
+        is_rate = name == "_learning_rate" and is_keras
+        if (is_given and isinstance(value, int | float)) or is_rate:
             yield name, value
 
 

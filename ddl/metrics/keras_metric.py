@@ -57,14 +57,14 @@ class KerasMetric:
                 "arguments, or its get_config."
             ) from None
         for name, value in () if isinstance(metric, str) else vars(metric).items():
-            is_setting = not name.startswith("_") and isinstance(value, int | float | str)
-            if is_setting and getattr(made, name, value) != value:
+            is_setting = isinstance(value, int | float | str) and name[0] != "_" and name != "name"
+            known = getattr(metric, "dtype", None), getattr(made, name, value)
+            if is_setting and value not in known:
                 raise ConfigError(
-                    f"KerasMetric makes metrics from get_config, but that of {self.kind} lacks "
-                    f"{name!r}, here {value!r:.80}. Return it in get_config."
+                    f"KerasMetric makes metrics from get_config, but that of {self.kind} loses "
+                    f"{name}, {value!r:.80}. Return it, or name the class with arguments."
                 )
-        given = metric if isinstance(metric, str) else metric.name
-        self.name: str = (arguments or {}).get("name", given)
+        self.name: str = (arguments or {}).get("name", getattr(metric, "name", metric))
         """Name of the metric: the argument "name", or as it was given, or as Keras names it."""
         self._states: dict[Any, KerasState] = {}
 

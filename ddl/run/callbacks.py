@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -217,7 +218,8 @@ class EarlyStopping:
             updates.
           every: Period of the evaluations.
         """
-        rows = [x for x in history if x["split"] == "eval" and x["step"] % every == 0 < x["step"]]
+        due = range(every, sys.maxsize, every)
+        rows = [x for x in history if x["split"] == "eval" and x["step"] in due]
         values = [float(row.get(self.metric, math.nan)) for row in rows]
         falls = direction_of(self.metric, self.mode, "EarlyStopping.mode") == "min"
         finite = [place for place, value in enumerate(values) if math.isfinite(value)]

@@ -156,7 +156,7 @@ def _with_best(run_plan: RunPlan, restore_best: bool) -> Retention:
 
 def _check_same_run(files: Files, trainer: Trainer) -> None:
     """Raises ModelDirectoryError if the trainer has made updates that no checkpoint holds."""
-    if not files.checkpoints.hold(trainer.step):
+    if not files.checkpoints.hold_updates():
         raise ModelDirectoryError(
             f"The trainer has made {trainer.step:,} updates, which resuming {files.directory.path} "
             "would drop. Create a new Trainer, or pass another model_dir."

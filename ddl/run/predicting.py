@@ -99,10 +99,8 @@ def predict(
             if workers.is_chief:
                 some = pipeline.first_examples(min(batch, total)).values()
                 digest = zlib.crc32(b"".join(tf.io.serialize_tensor(x).numpy() for x in some))
-                of_data = f"{total:,} rows in batches of {batch:,}, {names}, digest {digest:08x}"
-                end = parts.open(
-                    {"weights": _weights(trainer), "data": of_data, "config": settings}
-                )
+                given = f"{total:,} rows in batches of {batch:,}, {names}, digest {digest:08x}"
+                end = parts.open({"weights": _weights(trainer), "data": given, "config": settings})
         if end := workers.broadcast(end):
             report(f"Resuming after {end:,} of {total:,} rows.")
         waiting: list[Columns] = []

@@ -53,9 +53,9 @@ def check_stateless(where: str, graph: tf.Graph) -> None:
             continue
         raise ConfigError(
             f"{where} runs the operation {node.op} at {node.name!r}, which draws or counts by "
-            "itself: values would depend on the number of replicas, and a resumed run might not "
-            "repeat them. Draw with keras.random or ddl.random instead of tf.random, and keep "
-            "counts in a tf.Variable."
+            "itself: values may depend on the number of replicas, and a resumed run may not repeat "
+            "them. Draw with keras.random or ddl.random instead of tf.random, or in the data "
+            "(decode), constants with NumPy, and keep counts in a tf.Variable."
         )
 
 

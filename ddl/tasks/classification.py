@@ -119,8 +119,8 @@ class Classification(Supervised):
                 f"{tuple(outputs.shape)}. Change the model's last layers, or the labels."
             )
         # Integers have no argmax on GPUs.
-        classes = tf.argmax(tf.cast(labels, tf.float32), -1) if one_hot else labels
-        classes = tf.cast(classes, tf.int64)
+        rows = tf.cast(labels, tf.float32 if one_hot else tf.int64)
+        classes = tf.argmax(rows, -1) if one_hot else rows
         loss = head.loss(labels, outputs)
         is_plain = head.loss == self._cross_entropy and not one_hot and not self._label_smoothing
         right = accuracy(classes, outputs, loss if is_plain else None)
@@ -175,8 +175,8 @@ class Segmentation(Classification):
             or mixing are given.
         """
         if names.get("augmentations") or names.get("mixing"):
-            what = "augmentations and mixing, which leave masks as they are. Augment both in decode"
-            raise ConfigError(f"Segmentation takes no {what}.")
+            what = "augmentations and no mixing: masks would stay as they are"
+            raise ConfigError(f"Segmentation takes no {what}. Change both in the data's `decode`.")
         super().__init__(model, **names)
         classes = (checks.output_shape(model) or (None,))[-1]
         self._mean_iou = KerasMetric("MeanIoU", {"num_classes": classes})
@@ -225,8 +225,9 @@ class MultiLabel(Supervised):
           ConfigError: If the model is none or its output has another rank, or an argument is out of
             range.
         """
-        loss = tf.nn.sigmoid_cross_entropy_with_logits
-        super().__init__(model, loss, metrics=(), class_weight=None, **names)
+        if names.get("metrics") or names.get("class_weight"):
+            raise ConfigError("MultiLabel takes no metrics or class_weight. Use ddl.Supervised.")
+        super().__init__(model, tf.nn.sigmoid_cross_entropy_with_logits, **names)
         checks.warn_of_activation(model, takes_logits=True)
         shape = checks.output_shape(model) or (None,)
         if len(shape) != 1 or not 0 < threshold < 1:

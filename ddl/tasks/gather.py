@@ -131,8 +131,7 @@ def positions_of(current: Microbatch) -> tf.Tensor:
 
 
 def _over_replicas(tensors: list[tf.Tensor], current: Microbatch) -> Gathered:
-    of_rows = [] if current.mask is None else [current.mask]
-    given = gather_over_replicas([*tensors, *of_rows])
+    given = gather_over_replicas([x for x in (*tensors, current.mask) if x is not None])
     rows = given[: len(tensors)]
     mask = tf.ones([rows[0].shape[0]], tf.bool) if current.mask is None else given[-1]
     return Gathered(rows, mask, positions_of(current))

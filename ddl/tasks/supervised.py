@@ -287,7 +287,7 @@ class Regression(Supervised):
         metrics: list[Any] = ["mean_absolute_error", "mean_squared_error", rmse]
         if len(checks.output_shape(model) or ()) < 2:
             metrics.append(KerasMetric("R2Score", {"name": "r2"}))
-        super().__init__(model, loss, metrics=metrics, class_weight=None, **names)
+        super().__init__(model, loss, metrics=metrics, **names)
 
 
 def _by_output(model: keras.Model, given: Any) -> Any:
@@ -412,7 +412,7 @@ def _class_weights(labels: tf.Tensor, outputs: tf.Tensor, given: Mapping[int, fl
         labels = tf.argmax(tf.cast(labels, tf.float32), axis=-1)
     found = tf.ones(tf.shape(labels))
     for number, weight in given.items():
-        found = tf.where(tf.cast(labels, tf.int64) == number, float(weight), found)
+        found = tf.where(tf.cast(labels, tf.float64) == number, float(weight), found)
     return found
 
 
