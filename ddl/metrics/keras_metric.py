@@ -62,7 +62,7 @@ class KerasMetric:
             if is_setting and value not in known:
                 raise ConfigError(
                     f"KerasMetric makes metrics from get_config, but that of {self.kind} loses "
-                    f"{name}, {value!r:.80}. Return it, or name the class with arguments."
+                    f"{name}, {value!r:.80}. Return it there, too."
                 )
         self.name: str = (arguments or {}).get("name", getattr(metric, "name", metric))
         """Name of the metric: the argument "name", or as it was given, or as Keras names it."""
