@@ -195,12 +195,12 @@ def test_the_texts_repeat_the_run(load, write):
 def test_a_users_item_keeps_its_name_beside_one_of_keras(load, monkeypatch):
     gin.external_configurable(pictures, "Permute", "items")
     monkeypatch.setattr(registry, "register", register)
+    load("Trial.other = @GroupedQueryAttention()")  # its name in keras.layers is another
     load()
     config.build("items.Permute", "a")
     assert config.operative_config_text() == "items.Permute.size = 3\n"
     with pytest.raises(ConfigError, match="Ambiguous .*keras.layers.Permute.*items.Permute"):
         load("Trial.other = @Permute()")
-    load("Trial.other = @GroupedQueryAttention()")  # its name in keras.layers is another
 
 
 def test_a_module_beside_its_config_is_found(tmp_path, write, monkeypatch):
