@@ -40,8 +40,7 @@ def build_strategy(
       AddressTaken: If another process uses this worker's port.
     """
     check_choice("strategy", name, STRATEGIES)
-    build = BUILDERS[choose_strategy(name)]
-    return build(timeouts or ClusterTimeouts())
+    return BUILDERS[choose_strategy(name)](timeouts or ClusterTimeouts())
 
 
 def choose_strategy(name: StrategyName) -> StrategyName:

@@ -1,7 +1,9 @@
 """The tasks of a cluster on one machine, and the TF_CONFIG of each."""
 
+import contextlib
 import dataclasses
 import json
+import random
 import socket
 from collections.abc import Mapping, Sequence
 
@@ -41,20 +43,19 @@ def tf_configs(tasks: Sequence[ClusterTask], ports: Sequence[int]) -> list[str]:
     cluster: dict[str, list[str]] = {}
     for task, port in zip(tasks, ports, strict=True):
         cluster.setdefault(task.kind, []).append(f"{_HOST}:{port}")
-    return [
-        json.dumps({"cluster": cluster, "task": {"type": task.kind, "index": task.index}})
-        for task in tasks
-    ]
+    names = [{"type": task.kind, "index": task.index} for task in tasks]
+    return [json.dumps({"cluster": cluster, "task": name}) for name in names]
 
 
 def free_ports(count: int) -> list[int]:
     """Returns `count` different free ports.
 
-    Another process may take a port before its task does. The task then exits with an error.
+    They lie below those that systems choose themselves, from 32,768 on: the connection of any
+    process could take one of these before its task does. The task then exits with an error.
     """
-    # All sockets stay bound until the last port is found, so that no port is found twice.
-    sockets = [socket.create_server((_HOST, 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+    ports: set[int] = set()
+    while len(ports) < count:
+        port = random.SystemRandom().randrange(16_384, 32_768)
+        with contextlib.suppress(OSError), socket.create_server((_HOST, port)):
+            ports.add(port)
+    return [*ports]

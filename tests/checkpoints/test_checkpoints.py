@@ -113,8 +113,7 @@ def test_a_snapshot_stays_where_rows_are_updated_in_place(tmp_path):
         rule = keras.optimizers.SGD(0.1)
         trainer = ddl.Trainer(ddl.Classification(model), rule, data, global_batch_size=8)
     trainer.train(1, progress=False)
-    checkpoints = Checkpoints(tmp_path, trainer)
-    taken = contents.snapshot(checkpoints._values, trainer.strategy)
+    taken = contents.snapshot(Checkpoints(tmp_path, trainer)._values, trainer.strategy)
     before = {name: np.array(value.numpy()) for name, value in taken.items()}
     trainer.train(4, progress=False)
     assert not np.array_equal(model.layers[0].embeddings.numpy(), before["model/0000"])

@@ -49,8 +49,7 @@ def test_equal_runs_have_equal_digests(tmp_path):
     """Neither state nor seed generators count; texts do by their bytes, not their addresses."""
 
     def digest(folder, **changed):
-        directory = write(tmp_path / folder, 1, tensors={**TENSORS, **changed})
-        return directory.at(1).metadata.sha256
+        return write(tmp_path / folder, 1, tensors={**TENSORS, **changed}).at(1).metadata.sha256
 
     first = digest("first")
     assert digest("other step", **{"state/step": tf.constant(8, tf.int64)}) == first

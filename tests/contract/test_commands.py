@@ -88,8 +88,7 @@ WRONG_FLAGS = [
 def test_a_wrong_flag_is_status_1_and_a_few_lines(row, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given, *words = row
-    ended = ddl_main(f"--gin_file={SMALL}", *given)
-    assert_error(ended, *words)
+    assert_error(ddl_main(f"--gin_file={SMALL}", *given), *words)
     assert list(tmp_path.iterdir()) == []
 
 

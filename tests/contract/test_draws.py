@@ -47,8 +47,7 @@ def test_an_epoch_reads_each_example_once():
 def test_each_epoch_and_each_seed_has_an_order_of_its_own():
     first, second = (on_one_device()[start].examples for start in (0, EPOCH))
     (other,) = record(ONE, 1, seed=1)
-    unshuffled = np.arange(32)
-    orders = [first, second, other.examples, unshuffled]
+    orders = [first, second, other.examples, np.arange(32)]
     assert len({tuple(each) for each in orders}) == 4
 
 

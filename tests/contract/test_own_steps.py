@@ -57,8 +57,7 @@ def test_a_step_of_verbs_is_the_plain_loop(of_task, where, accumulation):
     for value, was in zip(values_of(plain, {}), values_of(before, {}), strict=True):
         assert np.abs(value.numpy() - was.numpy()).max() > 1e-3
     wanted = values_of(plain, plain_optimizers)
-    found = values_of(trainer.task, trainer.optimizer)
-    for one, value in zip(found, wanted, strict=True):
+    for one, value in zip(values_of(trainer.task, trainer.optimizer), wanted, strict=True):
         for copy in trainer.strategy.experimental_local_results(one):
             np.testing.assert_allclose(copy.numpy(), value.numpy(), rtol=0, atol=1e-10)
     for name, mean in loop.figures().items():

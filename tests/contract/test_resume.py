@@ -35,8 +35,7 @@ def make_trainer(where=("mirrored", 2), data=DATA):
 
 
 def values(trainer):
-    variables = [*trainer.model.variables, *trainer.optimizer.variables]
-    own = [v.numpy() for v in variables]
+    own = [v.numpy() for v in [*trainer.model.variables, *trainer.optimizer.variables]]
     own += [*trainer.task.target.get_weights(), trainer.task.count.numpy()]
     with trainer.evaluation_weights():
         return [*own, *trainer.model.get_weights(), trainer.loss_scale, trainer.step]

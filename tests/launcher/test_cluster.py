@@ -3,6 +3,7 @@
 import json
 import signal
 import types
+from pathlib import Path
 
 import pytest
 
@@ -147,6 +148,13 @@ def test_a_worker_of_parameter_servers_is_restarted_alone(play, capsys):
     first, second = (one for one in script.started if str(one.task) == "worker 1")
     assert first.config == second.config
     assert "Restart 1 of 1: worker 1 alone." in capsys.readouterr().err
+
+
+def test_ports_differ_and_no_outgoing_connection_can_take_one():
+    chosen = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = cluster.free_ports(64)
+    assert len({*ports}) == 64
+    assert max(ports) < chosen
 
 
 # ------------------------------------------------------------ signals
